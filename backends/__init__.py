@@ -1,0 +1,1 @@
+"""Backends: one folder each, one protocol for all (`octavo.backends.base`)."""

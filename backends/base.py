@@ -1,0 +1,126 @@
+"""The protocol that every backend fulfils, and the typed values that cross it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # pydantic stays off the import path of `octavo.runtime`
+    from octavo.backends.manifest import KvLayout, Limits, Manifest, Profile, Target
+    from octavo.graphs.program import CapturedProgram
+    from octavo.graphs.spec import CacheDType, ModelSpec
+
+Int32Array = NDArray[np.int32]
+Float32Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """One flattened step, as `octavo.graphs.bindings` declares it; every array is contiguous int32."""
+
+    token_ids: Int32Array  # [T]
+    positions: Int32Array  # [T]
+    slot_mapping: Int32Array  # [T]
+    block_tables: Int32Array  # [B, M]
+    query_start_loc: Int32Array  # [B+1]
+    prefix_offsets: Int32Array  # [B]
+    logits_indices: Int32Array  # [L]
+
+
+@dataclass(frozen=True)
+class StepOutputs:
+    """`logits` may be a view that the next `run` overwrites: copy what must outlive the step."""
+
+    logits: Float32Array  # [L, V]
+    hidden_states: Float32Array | None = None  # [L, hidden]
+
+
+@dataclass(frozen=True)
+class UnsupportedNode:
+    node: str
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a backend says of a captured graph: every node it cannot run, with the reason."""
+
+    unsupported: tuple[UnsupportedNode, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.unsupported
+
+
+@dataclass(frozen=True)
+class Compatibility:
+    """Whether this machine can run an engine; `reason` is one sentence when it cannot."""
+
+    reason: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.reason is None
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What the compiler asks of a backend for one engine."""
+
+    limits: Limits
+    profiles: tuple[Profile, ...]
+    dtype: CacheDType
+    kv_cache_dtype: CacheDType
+
+
+@dataclass(frozen=True)
+class BuiltFiles:
+    """What `Backend.build` wrote to the staging folder (paths relative to it)."""
+
+    files: tuple[str, ...]
+    target: Target
+    kv_layout: KvLayout
+    versions: Mapping[str, str]
+    backend_data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    num_threads: int | None = None  # None = every core this process may use
+
+
+class Executable(Protocol):
+    """A loaded engine. Not thread-safe: one step at a time."""
+
+    def allocate_kv_cache(self, num_blocks: int) -> None:
+        """Allocates (again) the zeroed paged cache of every layer; must precede `run`."""
+
+    def run(self, inputs: StepInputs) -> StepOutputs:
+        """Runs one step; keys and values go to the cache, logits come back."""
+
+    def close(self) -> None:
+        """Frees everything; harmless when called twice."""
+
+
+class Backend(Protocol):
+    name: str
+
+    def supports(self, program: CapturedProgram, options: BuildOptions) -> Report:
+        """Names every node that cannot be run, before any work is done."""
+
+    def build(
+        self, program: CapturedProgram, spec: ModelSpec, options: BuildOptions, staging: Path
+    ) -> BuiltFiles:
+        """Writes the ahead-of-time artefact into `staging`."""
+
+    def check(self, manifest: Manifest) -> Compatibility:
+        """Compares an engine's target and versions with this machine; imports nothing heavy."""
+
+    def load(self, bundle: Path, manifest: Manifest, options: LoadOptions) -> Executable:
+        """Opens the engine of an already verified bundle."""

@@ -1,0 +1,96 @@
+"""The engine bundle's manifest: everything the runtime needs to know, and nothing of the build machine."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from octavo.graphs.bindings import DType
+from octavo.graphs.spec import CacheDType, Frozen, ModelSpec
+
+FORMAT_VERSION = 1
+
+KvLayout = Literal["reference", "k_transposed"]
+
+
+class Limits(Frozen):
+    """The largest step and request an engine accepts; the runtime may lower them, never raise them."""
+
+    max_model_len: int = Field(ge=1, description="tokens of prompt and output of one request")
+    max_num_seqs: int = Field(ge=1, description="sequences in one step")
+    max_num_batched_tokens: int = Field(ge=1, description="tokens in one step")
+    block_size: int = Field(ge=1, description="tokens in one cache block")
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        return -(-self.max_model_len // self.block_size)
+
+
+class Range(Frozen):
+    """Smallest, typical and largest size of a symbolic dimension."""
+
+    min: int = Field(ge=0)
+    opt: int = Field(ge=0)
+    max: int = Field(ge=0)
+
+
+class Profile(Frozen):
+    """A named family of step shapes, such as decode; `dims` maps a symbolic dimension to its range."""
+
+    name: str
+    dims: dict[str, Range]
+
+
+class BindingRecord(Frozen):
+    name: str
+    dtype: DType
+    shape: tuple[str | int, ...]
+
+
+class PassRecord(Frozen):
+    """What one graph pass did: how often it matched, and what it left alone and why."""
+
+    name: str
+    matches: int = Field(ge=0)
+    skipped: tuple[str, ...] = ()
+
+
+class FileRecord(Frozen):
+    """One file of the bundle; `path` is relative to the bundle, with forward slashes."""
+
+    path: str
+    size: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class Target(Frozen):
+    """The machines an engine runs on: an architecture and the CPU features its files rely on."""
+
+    architecture: str
+    cpu_features: tuple[str, ...] = ()
+    compute_capabilities: tuple[str, ...] = ()
+
+
+class Manifest(Frozen):
+    format_version: int = FORMAT_VERSION
+    backend: str
+    spec: ModelSpec
+    limits: Limits
+    dtype: DType
+    kv_cache_dtype: CacheDType
+    kv_layout: KvLayout = "reference"
+    quantization: str = "none"
+    inputs: tuple[BindingRecord, ...]
+    outputs: tuple[BindingRecord, ...]
+    profiles: tuple[Profile, ...]
+    passes: tuple[PassRecord, ...] = ()
+    target: Target
+    versions: dict[str, str] = Field(description="version of every library that built the engine")
+    # What a backend needs of its own, such as the names of its files.
+    backend_data: dict[str, Any] = Field(default_factory=dict)
+    files: tuple[FileRecord, ...] = ()
+
+    @property
+    def cache_block_bytes(self) -> int:
+        return self.spec.cache_block_bytes(self.limits.block_size, self.kv_cache_dtype)

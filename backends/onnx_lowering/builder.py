@@ -1,0 +1,80 @@
+"""Building an ONNX graph value by value; equal constants are kept once, weights are not copied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from numpy.typing import NDArray
+from onnx_ir import tensor_adapters
+
+IR_VERSION = 10
+OPSET_VERSION = 21
+
+
+class GraphBuilder:
+    """Collects nodes and initializers in the order of their creation."""
+
+    def __init__(self) -> None:
+        self.nodes: list[ir.Node] = []
+        self.initializers: list[ir.Value] = []
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+        self._weights: dict[tuple[int, tuple[int, ...], tuple[int, ...]], ir.Value] = {}
+
+    def nodes_of(
+        self, op_type: str, inputs: Sequence[ir.Value | None], outputs: int = 1, *,
+        domain: str = "", **attributes: Any,
+    ) -> tuple[ir.Value, ...]:
+        """Adds a node with `outputs` results."""
+        node = ir.node(
+            op_type,
+            list(inputs),
+            attributes={k: v for k, v in attributes.items() if v is not None},
+            domain=domain,
+            num_outputs=outputs,
+        )
+        self.nodes.append(node)
+        return tuple(node.outputs)
+
+    def op(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
+        """Adds a node with one result."""
+        return self.nodes_of(op_type, inputs, **attributes)[0]
+
+    def constant(self, value: object, dtype: np.dtype[Any] | type | None = None) -> ir.Value:
+        """A small initializer; the same value is the same initializer."""
+        array: NDArray[Any] = np.ascontiguousarray(np.asarray(value, dtype=dtype))
+        array = array.reshape(np.shape(value))
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = self._initializer(
+                ir.Tensor(array, name=f"constant_{len(self._constants)}")
+            )
+        return self._constants[key]
+
+    def ints(self, *values: int) -> ir.Value:
+        """i64 [len(values)]"""
+        return self.constant(list(values), np.int64)
+
+    def weight(self, name: str, tensor: torch.Tensor) -> ir.Value:
+        """A parameter under its own name; tied parameters are one initializer."""
+        tensor = tensor.detach()
+        key = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
+        if tensor.numel() == 0 or key not in self._weights:
+            contiguous = tensor.contiguous()
+            self._weights[key] = self._initializer(
+                tensor_adapters.TorchTensor(contiguous, name=name)
+            )
+        return self._weights[key]
+
+    def _initializer(self, tensor: ir.TensorProtocol) -> ir.Value:
+        value = ir.Value(
+            name=tensor.name,
+            shape=ir.Shape(list(tensor.shape)),
+            type=ir.TensorType(tensor.dtype),
+            const_value=tensor,
+        )
+        self.initializers.append(value)
+        return value

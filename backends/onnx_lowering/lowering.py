@@ -1,0 +1,257 @@
+"""A captured program becomes an ONNX model, one ATen operator at a time.
+
+The table of rules is `RULES`; `rules_*.py` fill it. A node without a rule is reported by name, so
+nothing falls back silently.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from onnx_ir import tensor_adapters
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from octavo.backends.base import Report, UnsupportedNode
+from octavo.backends.onnx_lowering.builder import IR_VERSION, OPSET_VERSION, GraphBuilder
+from octavo.graphs import bindings
+from octavo.graphs.errors import UnsupportedModelError
+from octavo.graphs.ops import paged_attention_onnx
+from octavo.graphs.ops.schema import DOMAIN
+from octavo.graphs.ops.schema import OPSET_VERSION as DOMAIN_VERSION
+from octavo.graphs.program import CapturedProgram
+
+# What an FX node's value is while lowering: an ONNX value, several, or a Python constant.
+Lowered = Any
+Rule = Callable[..., Lowered]
+RULES: dict[str, Rule] = {}
+
+
+def lowers(*targets: str) -> Callable[[Rule], Rule]:
+    """Registers a rule `f(context, *args, **kwargs)` for ATen targets such as `aten.mul.Tensor`."""
+
+    def register(rule: Rule) -> Rule:
+        for target in targets:
+            if target in RULES:
+                raise AssertionError(f"two rules lower {target}")
+            RULES[target] = rule
+        return rule
+
+    return register
+
+
+def target_name(node: fx.Node) -> str:
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}"
+
+
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    return cast("np.dtype[Any]", torch.zeros(0, dtype=dtype).numpy().dtype)
+
+
+class LoweringContext:
+    """What a rule needs: the builder, the node at hand, and the types of its tensors."""
+
+    def __init__(self, builder: GraphBuilder, k_transposed: bool) -> None:
+        self.builder = builder
+        self.k_transposed = k_transposed
+        self.node: fx.Node
+
+    @property
+    def fake(self) -> torch.Tensor:
+        """The node's (first) result: dtype and shape, with symbolic sizes."""
+        value = self.node.meta["val"]
+        return cast(torch.Tensor, value[0] if isinstance(value, (tuple, list)) else value)
+
+    def fake_of(self, index: int) -> torch.Tensor:
+        """The tensor that is the node's argument `index`."""
+        return cast(torch.Tensor, cast(fx.Node, self.node.args[index]).meta["val"])
+
+    def op(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
+        return self.builder.op(op_type, *inputs, **attributes)
+
+    def ints(self, *values: int) -> ir.Value:
+        return self.builder.ints(*values)
+
+    def scalar(self, value: float | bool, dtype: torch.dtype) -> ir.Value:
+        if dtype == torch.bfloat16:
+            return self.cast(self.builder.constant(value, np.float32), dtype)
+        return self.builder.constant(value, numpy_dtype(dtype))
+
+    def cast(self, value: ir.Value, dtype: torch.dtype) -> ir.Value:
+        return self.op("Cast", value, to=int(tensor_adapters.from_torch_dtype(dtype)))
+
+    def operand(self, index: int, value: Any, dtype: torch.dtype) -> ir.Value:
+        """Argument `index`, already lowered to `value`, as a tensor of `dtype`."""
+        if not isinstance(value, ir.Value):
+            return self.scalar(value, dtype)
+        argument = self.node.args[index]
+        fake = argument.meta.get("val") if isinstance(argument, fx.Node) else None
+        if isinstance(fake, torch.Tensor):
+            return value if fake.dtype == dtype else self.cast(value, dtype)
+        squeezed = self.op("Squeeze", value, self.ints(0))  # a symbolic size, i64 [1]
+        return squeezed if dtype == torch.int64 else self.cast(squeezed, dtype)
+
+    def size(self, value: Any) -> ir.Value:
+        """A size, Python int or symbolic, as i64 [1]."""
+        return value if isinstance(value, ir.Value) else self.ints(int(value))
+
+    def shape(self, sizes: Sequence[Any]) -> ir.Value:
+        """A shape to reshape to: one unknown size is written -1, several are computed."""
+        unknown = [size for size in sizes if isinstance(size, ir.Value)]
+        if len(unknown) <= 1 and -1 not in [s for s in sizes if not isinstance(s, ir.Value)]:
+            return self.ints(*[-1 if isinstance(s, ir.Value) else int(s) for s in sizes])
+        return self.exact_shape(sizes)
+
+    def exact_shape(self, sizes: Sequence[Any]) -> ir.Value:
+        if not any(isinstance(size, ir.Value) for size in sizes):
+            return self.ints(*[int(s) for s in sizes])
+        return self.op("Concat", *[self.size(s) for s in sizes], axis=0)
+
+
+def _mapped(argument: Any, values: dict[fx.Node, Lowered]) -> Any:
+    return fx.node.map_aggregate(argument, lambda a: values[a] if isinstance(a, fx.Node) else a)
+
+
+def supports(program: CapturedProgram) -> Report:
+    """Every node that no rule lowers."""
+    _import_rules()
+    return Report(
+        tuple(
+            UnsupportedNode(node.name, target_name(node), "it has no ONNX lowering yet")
+            for node in program.exported.graph.nodes
+            if node.op == "call_function" and target_name(node) not in RULES
+        )
+    )
+
+
+def to_onnx(program: CapturedProgram, *, k_transposed: bool) -> ir.Model:
+    """Lowers a program; inputs and outputs are named as `octavo.graphs.bindings` declares.
+
+    Weights stay shared with the program's tensors. Raises UnsupportedModelError naming a node that
+    no rule lowers.
+    """
+    _import_rules()
+    builder = GraphBuilder()
+    context = LoweringContext(builder, k_transposed)
+    values: dict[fx.Node, Lowered] = {}
+    inputs = _lower_placeholders(program.exported, builder, values)
+    result: Sequence[ir.Value] = ()
+    for node in program.exported.graph.nodes:
+        if node.op == "call_function":
+            values[node] = _lower_node(context, node, values)
+        elif node.op == "output":
+            result = _mapped(node.args[0], values)
+    outputs = _name_outputs(result, program.spec.vocab_size, inputs)
+    graph = ir.Graph(
+        inputs,
+        outputs,
+        nodes=builder.nodes,
+        initializers=[v for v in builder.initializers if v.uses() or v in outputs],
+        opset_imports={"": OPSET_VERSION, DOMAIN: DOMAIN_VERSION},
+        name="decoder",
+    )
+    body = ir.from_proto(paged_attention_onnx.function())
+    return ir.Model(
+        graph, ir_version=IR_VERSION, producer_name="octavo", functions=[cast(ir.Function, body)]
+    )
+
+
+def _import_rules() -> None:
+    from octavo.backends.onnx_lowering import (  # noqa: F401
+        rules_elementwise,
+        rules_indexing,
+        rules_linear,
+        rules_shape,
+    )
+
+
+def _lower_placeholders(
+    exported: ExportedProgram, builder: GraphBuilder, values: dict[fx.Node, Lowered]
+) -> list[ir.Value]:
+    nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
+    inputs: list[ir.Value] = []
+    for spec in exported.graph_signature.input_specs:
+        node = nodes[spec.arg.name]
+        if spec.kind is InputKind.USER_INPUT:
+            value = _step_input(len(inputs), node.meta["val"])
+            inputs.append(value)
+        else:
+            name = cast(str, spec.target)
+            tensor = exported.state_dict.get(name)
+            tensor = exported.constants[name] if tensor is None else tensor
+            value = builder.weight(name.removeprefix("model."), cast(torch.Tensor, tensor))
+        values[node] = value
+    return inputs
+
+
+def _step_input(index: int, fake: torch.Tensor) -> ir.Value:
+    declared = bindings.STEP_INPUTS
+    if index < len(declared):
+        name, shape = declared[index].name, list(declared[index].shape)
+    else:
+        name = bindings.kv_cache_name(index - len(declared))
+        shape = [bindings.CACHE_BLOCKS, *(int(size) for size in fake.shape[1:])]
+    return ir.Value(
+        name=name,
+        shape=ir.Shape(shape),
+        type=ir.TensorType(tensor_adapters.from_torch_dtype(fake.dtype)),
+    )
+
+
+def _lower_node(context: LoweringContext, node: fx.Node, values: dict[fx.Node, Lowered]) -> Lowered:
+    name = target_name(node)
+    rule = RULES.get(name)
+    if rule is None:
+        raise UnsupportedModelError(
+            f"the node {node.name} calls {name}, which has no ONNX lowering: use --backend torch"
+        )
+    context.node = node
+    before = len(context.builder.nodes)
+    lowered = rule(context, *_mapped(node.args, values), **_mapped(node.kwargs, values))
+    added = context.builder.nodes[before:]
+    _name_results(node, lowered, added)
+    return lowered
+
+
+def _name_results(node: fx.Node, lowered: Lowered, added: list[ir.Node]) -> None:
+    """ONNX nodes and values carry the captured node's name, so that a profile can be read."""
+    for index, onnx_node in enumerate(added):
+        last = index == len(added) - 1
+        onnx_node.name = node.name if last else f"{node.name}.{index}"
+        for position, output in enumerate(onnx_node.outputs):
+            suffix = f".{position}" if position else ""
+            output.name = f"{onnx_node.name}{suffix}"
+    fake = node.meta.get("val")
+    results = lowered if isinstance(lowered, tuple) else (lowered,)
+    fakes = fake if isinstance(fake, (tuple, list)) else (fake,)
+    for value, tensor in zip(results, fakes, strict=False):
+        if isinstance(value, ir.Value) and isinstance(tensor, torch.Tensor) and value.producer():
+            value.type = ir.TensorType(tensor_adapters.from_torch_dtype(tensor.dtype))
+
+
+def _name_outputs(
+    result: Sequence[ir.Value], vocab_size: int, inputs: Sequence[ir.Value]
+) -> list[ir.Value]:
+    """`result` is the logits, then every layer's cache, shaped as the cache that came in."""
+    logits, *caches = result
+    logits.name = bindings.LOGITS_NAME
+    logits.shape = ir.Shape([bindings.LOGITS_ROWS, vocab_size])
+    before = inputs[len(bindings.STEP_INPUTS) :]
+    for layer, (cache, given) in enumerate(zip(caches, before, strict=True)):
+        cache.name = bindings.kv_cache_output_name(layer)
+        cache.shape, cache.type = given.shape, given.type
+    return list(result)
+
+
+@lowers("_operator.getitem")
+def _getitem(_: LoweringContext, values: tuple[Any, ...], index: int) -> Lowered:
+    return operator.getitem(values, index)

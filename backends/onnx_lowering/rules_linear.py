@@ -1,0 +1,98 @@
+"""Matrix products, norms and paged attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import onnx_ir as ir
+import torch
+
+from octavo.backends.onnx_lowering.lowering import LoweringContext, lowers
+from octavo.graphs.ops.paged_attention import SCHEMA
+from octavo.graphs.ops.schema import DOMAIN
+
+
+@lowers("aten.linear.default")
+def _linear(
+    c: LoweringContext, x: ir.Value, weight: ir.Value, bias: ir.Value | None = None
+) -> ir.Value:
+    """Gemm keeps the weight as the checkpoint has it, under its name, and shared if it is tied."""
+    fake = c.fake_of(0)
+    columns = int(c.fake.shape[-1])
+    rows = x
+    if fake.dim() != 2:
+        rows = c.op("Reshape", x, c.ints(-1, int(fake.shape[-1])))
+    product = c.op("Gemm", rows, weight, bias, transB=1)
+    if fake.dim() == 2:
+        return product
+    if fake.dim() == 3 and fake.shape[0] == 1:
+        return c.op("Reshape", product, c.ints(1, -1, columns))
+    leading = c.op("Shape", x, start=0, end=-1)
+    return c.op("Reshape", product, c.op("Concat", leading, c.ints(columns), axis=0))
+
+
+@lowers("aten.addmm.default")
+def _addmm(
+    c: LoweringContext,
+    bias: ir.Value,
+    a: ir.Value,
+    b: ir.Value,
+    beta: float = 1,
+    alpha: float = 1,
+) -> ir.Value:
+    return c.op("Gemm", a, b, bias, alpha=float(alpha), beta=float(beta))
+
+
+@lowers("aten.matmul.default", "aten.mm.default", "aten.bmm.default")
+def _matmul(c: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
+    return c.op("MatMul", a, b)
+
+
+@lowers("aten.layer_norm.default", "aten.native_layer_norm.default")
+def _layer_norm(
+    c: LoweringContext,
+    x: ir.Value,
+    normalized_shape: Sequence[int],
+    weight: ir.Value | None = None,
+    bias: ir.Value | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Any:
+    if weight is None:
+        ones = torch.ones(list(normalized_shape), dtype=c.fake.dtype)
+        weight = c.builder.weight(f"{c.node.name}.ones", ones)
+    axis = -len(normalized_shape)
+    return c.op("LayerNormalization", x, weight, bias, axis=axis, epsilon=float(eps))
+
+
+@lowers("aten.rms_norm.default")
+def _rms_norm(
+    c: LoweringContext,
+    x: ir.Value,
+    normalized_shape: Sequence[int],
+    weight: ir.Value | None = None,
+    eps: float | None = None,
+) -> ir.Value:
+    dtype = c.fake.dtype
+    axes = c.ints(*range(-len(normalized_shape), 0))
+    epsilon = torch.finfo(dtype).eps if eps is None else eps
+    mean = c.op("ReduceMean", c.op("Mul", x, x), axes, keepdims=1)
+    root = c.op("Sqrt", c.op("Add", mean, c.scalar(epsilon, dtype)))
+    normalised = c.op("Mul", x, c.op("Reciprocal", root))
+    return normalised if weight is None else c.op("Mul", normalised, weight)
+
+
+@lowers("octavo.paged_attention.default")
+def _paged_attention(c: LoweringContext, *arguments: Any) -> tuple[ir.Value, ...]:
+    operands = arguments[: len(SCHEMA.inputs)]
+    names = [attribute.name for attribute in SCHEMA.attributes]
+    attributes = dict(zip(names, arguments[len(SCHEMA.inputs) :], strict=True))
+    attributes["k_transposed"] = int(c.k_transposed)
+    return c.builder.nodes_of(
+        SCHEMA.onnx_name,
+        cast("Sequence[ir.Value]", operands),
+        len(SCHEMA.outputs),
+        domain=DOMAIN,
+        **attributes,
+    )

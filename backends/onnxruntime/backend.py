@@ -1,0 +1,98 @@
+"""Building and checking ONNX Runtime engines. Loading one needs neither torch nor onnx."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from octavo.backends import host
+from octavo.backends.base import BuildOptions, BuiltFiles, Compatibility, LoadOptions, Report
+from octavo.graphs.errors import BackendError, BuildError
+
+if TYPE_CHECKING:
+    from octavo.backends.manifest import Manifest
+    from octavo.backends.onnxruntime.executable import OnnxRuntimeExecutable
+    from octavo.graphs.program import CapturedProgram
+    from octavo.graphs.spec import ModelSpec
+
+MODEL_FILE = "model.onnx"
+WEIGHTS_FILE = "model.onnx.data"
+# The kernels keep a block's keys in columns of 16.
+_BLOCK_SIZE_MULTIPLE = 16
+# Aligned weights can be mapped; a page is enough for every processor.
+_WEIGHT_ALIGNMENT = 4096
+# The first release whose custom-op interface has what the native kernels call.
+_MINIMUM_VERSION = (1, 31)
+
+
+class OnnxRuntimeBackend:
+    name = "onnxruntime"
+
+    def supports(self, program: CapturedProgram, options: BuildOptions) -> Report:
+        """Names the nodes without ONNX lowering. Raises BuildError for dtypes or block sizes that
+        the CPU kernels lack."""
+        from octavo.backends.onnx_lowering import supports
+
+        for given in {options.dtype, options.kv_cache_dtype}:
+            if given != "float32":
+                raise BuildError(
+                    f"the onnxruntime backend computes in float32 on a CPU, not in {given}: "
+                    "build with --dtype float32"
+                )
+        if options.limits.block_size % _BLOCK_SIZE_MULTIPLE:
+            raise BuildError(
+                f"block_size {options.limits.block_size} is not a multiple of "
+                f"{_BLOCK_SIZE_MULTIPLE}, which the attention kernel needs: build with "
+                f"--block-size {_BLOCK_SIZE_MULTIPLE}"
+            )
+        return supports(program)
+
+    def build(
+        self, program: CapturedProgram, spec: ModelSpec, options: BuildOptions, staging: Path
+    ) -> BuiltFiles:
+        """Writes `model.onnx` and its weights; the cache keeps a block's keys transposed."""
+        import onnx_ir as ir
+
+        from octavo.backends.manifest import Target
+        from octavo.backends.onnx_lowering import to_onnx
+
+        model = to_onnx(program, k_transposed=True)
+        ir.save(
+            model,
+            staging / MODEL_FILE,
+            external_data=WEIGHTS_FILE,
+            alignment=_WEIGHT_ALIGNMENT,
+        )
+        files = [name for name in (MODEL_FILE, WEIGHTS_FILE) if (staging / name).exists()]
+        return BuiltFiles(
+            files=tuple(files),
+            target=Target(architecture=host.architecture()),
+            kv_layout="k_transposed",
+            versions={"onnx_ir": importlib.metadata.version("onnx-ir")},
+            backend_data={"model": MODEL_FILE},
+        )
+
+    def check(self, manifest: Manifest) -> Compatibility:
+        try:
+            version = importlib.metadata.version("onnxruntime")
+        except importlib.metadata.PackageNotFoundError:
+            return Compatibility(
+                "onnxruntime is not installed: install Octavo with its extra [cpu]"
+            )
+        if tuple(int(part) for part in version.split(".")[:2]) < _MINIMUM_VERSION:
+            needed = ".".join(map(str, _MINIMUM_VERSION))
+            return Compatibility(
+                f"onnxruntime {version} is older than {needed}, which the kernels need: upgrade it"
+            )
+        return host.check_target(manifest.target)
+
+    def load(
+        self, bundle: Path, manifest: Manifest, options: LoadOptions
+    ) -> OnnxRuntimeExecutable:
+        from octavo.backends.onnxruntime.executable import OnnxRuntimeExecutable
+
+        model = bundle / str(manifest.backend_data.get("model", MODEL_FILE))
+        if not model.is_file():
+            raise BackendError(f"{model} is missing: copy or build the engine again")
+        return OnnxRuntimeExecutable(model, manifest, options)

@@ -1,0 +1,90 @@
+"""A loaded ONNX Runtime engine: one session, the caches bound in place."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnxruntime as ort
+
+from octavo.backends import kernels
+from octavo.backends.base import LoadOptions, StepInputs, StepOutputs
+from octavo.graphs import bindings
+from octavo.graphs.errors import BackendError
+
+if TYPE_CHECKING:
+    from octavo.backends.manifest import Manifest
+
+_INPUT_NAMES = tuple(field.name for field in fields(StepInputs))
+
+
+class OnnxRuntimeExecutable:
+    """Weights are mapped from the file; logits are written to one buffer that is used again."""
+
+    def __init__(self, model: Path, manifest: Manifest, options: LoadOptions) -> None:
+        self._manifest = manifest
+        self._session: ort.InferenceSession | None = _session(model, options)
+        self._binding = self._session.io_binding()
+        self._vocab_size = manifest.spec.vocab_size
+        self._logits = np.empty((0, self._vocab_size), np.float32)
+        self._caches: list[ort.OrtValue] = []
+
+    def allocate_kv_cache(self, num_blocks: int) -> None:
+        # Frees the old cache before the new one is made.
+        self._binding.clear_binding_inputs()
+        self._binding.clear_binding_outputs()
+        self._caches.clear()
+        layers = self._manifest.spec.kv_cache_bindings(
+            self._manifest.limits.block_size, self._manifest.kv_cache_dtype
+        )
+        for layer, binding in enumerate(layers):
+            # Zeroed lazily by the system: pages that no request touches cost no memory.
+            array = np.zeros((num_blocks, *binding.shape[1:]), np.float32)
+            cache = ort.OrtValue.ortvalue_from_numpy(array)
+            self._binding.bind_ortvalue_input(binding.name, cache)
+            self._binding.bind_ortvalue_output(bindings.kv_cache_output_name(layer), cache)
+            self._caches.append(cache)
+
+    def run(self, inputs: StepInputs) -> StepOutputs:
+        if self._session is None or not self._caches:
+            raise BackendError("the engine is closed or has no cache: call allocate_kv_cache first")
+        for name in _INPUT_NAMES:
+            self._binding.bind_cpu_input(name, getattr(inputs, name))
+        logits = self._logits_buffer(len(inputs.logits_indices))
+        self._binding.bind_output(
+            bindings.LOGITS_NAME, "cpu", 0, np.float32, logits.shape, logits.ctypes.data
+        )
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:
+            raise BackendError(f"ONNX Runtime failed in a step: {error}") from error
+        return StepOutputs(logits)
+
+    def close(self) -> None:
+        self._binding.clear_binding_inputs()
+        self._binding.clear_binding_outputs()
+        self._caches.clear()
+        self._session = None
+
+    def _logits_buffer(self, rows: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+        if rows > len(self._logits):
+            self._logits = np.empty((rows, self._vocab_size), np.float32)
+        return self._logits[:rows]
+
+
+def _session(model: Path, options: LoadOptions) -> ort.InferenceSession:
+    settings = ort.SessionOptions()
+    settings.intra_op_num_threads = options.num_threads or len(os.sched_getaffinity(0))
+    settings.inter_op_num_threads = 1
+    settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    settings.log_severity_level = 3
+    settings.register_custom_ops_library(str(kernels.library_path()))
+    try:
+        return ort.InferenceSession(str(model), settings, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise BackendError(
+            f"ONNX Runtime {ort.__version__} cannot load {model}: {error}"
+        ) from error

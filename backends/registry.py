@@ -1,0 +1,32 @@
+"""Backends by name; a backend's library is imported only when it is chosen."""
+
+from __future__ import annotations
+
+import importlib
+
+from octavo.backends.base import Backend
+from octavo.graphs.errors import BackendError
+
+_MODULES = {
+    "null": "octavo.backends.null",
+    "onnxruntime": "octavo.backends.onnxruntime",
+    "torch": "octavo.backends.torch",
+}
+
+
+def names() -> tuple[str, ...]:
+    return tuple(sorted(_MODULES))
+
+
+def get(name: str) -> Backend:
+    """The backend called `name`; raises BackendError if there is none or its library is missing."""
+    if name not in _MODULES:
+        raise BackendError(f"there is no backend {name!r}: choose one of {', '.join(names())}")
+    try:
+        module = importlib.import_module(_MODULES[name])
+    except ImportError as error:
+        raise BackendError(
+            f"the backend {name!r} cannot be used, {error}: install its extra of `octavo`"
+        ) from error
+    backend: Backend = module.BACKEND
+    return backend

@@ -1,0 +1,253 @@
+"""Capture: HF's own modelling code becomes one flattened, paged graph through `torch.export`."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from transformers import PreTrainedModel
+
+from octavo.backends.manifest import Limits, PassRecord
+from octavo.compiler import rope
+from octavo.compiler.attention_interface import IMPLEMENTATION, StepContext, active
+from octavo.compiler.checkpoints import TokenFacts
+from octavo.compiler.isolation import module_tracer, prove_isolation
+from octavo.graphs.bindings import STEP_INPUTS
+from octavo.graphs.errors import OctavoError, UnsupportedModelError
+from octavo.graphs.program import CapturedProgram
+from octavo.graphs.spec import AttentionSpec, ModelSpec
+
+# Symbolic sizes need examples of at least two: torch.export specialises on zero and one.
+_EXAMPLE_LENGTHS = (4, 3)
+_EXAMPLE_BLOCKS = 5
+
+
+class PagedDecoder(nn.Module):
+    """A causal LM as the graph contract wants it: flattened tokens, paged caches, chosen rows."""
+
+    def __init__(self, model: PreTrainedModel, context: StepContext) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("no_operand", torch.zeros(0), persistent=False)
+        self._context = context
+        parameters = inspect.signature(model.forward).parameters
+        self._chooses_rows = "logits_to_keep" in parameters
+        self._takes_positions = "position_ids" in parameters
+
+    def forward(
+        self,
+        token_ids: Tensor,  # i32 [T]
+        positions: Tensor,  # i32 [T]
+        slot_mapping: Tensor,  # i32 [T]
+        block_tables: Tensor,  # i32 [B, M]
+        query_start_loc: Tensor,  # i32 [B+1]
+        prefix_offsets: Tensor,  # i32 [B]
+        logits_indices: Tensor,  # i32 [L]
+        kv_caches: list[Tensor],  # each [N, 2, Hkv, block_size, row]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Returns logits f32 [L, V] and the caches with this step's keys and values."""
+        steps = (slot_mapping, block_tables, query_start_loc, prefix_offsets)
+        self._context.begin(steps, kv_caches, cast(Tensor, self.no_operand))
+        rows = logits_indices.long()
+        arguments: dict[str, Any] = {"use_cache": False}
+        if self._takes_positions:
+            arguments["position_ids"] = positions.long()[None]
+        if self._chooses_rows:
+            arguments["logits_to_keep"] = rows
+        logits = self.model(input_ids=token_ids.long()[None], **arguments).logits[0]
+        if not self._chooses_rows:
+            logits = logits[rows]
+        return logits.float(), self._context.new_caches
+
+
+@dataclass(frozen=True)
+class ExampleStep:
+    """Inputs of a valid step of two sequences, for tracing only."""
+
+    indices: tuple[Tensor, ...]  # in the order of STEP_INPUTS
+    caches: list[Tensor]
+
+
+def _example_step(layers: tuple[AttentionSpec, ...], block_size: int, dtype: torch.dtype) -> ExampleStep:
+    first, second = _EXAMPLE_LENGTHS
+    total = first + second
+    positions = torch.cat([torch.arange(first), torch.arange(second)])
+    starts = torch.tensor([0, first, total])
+    block = torch.tensor([1] * first + [2] * second)
+    blocks_per_sequence = 2
+    tables = torch.tensor([[1, 3], [2, 4]])[:, :blocks_per_sequence]
+    indices = (
+        torch.arange(total) % 2,
+        positions,
+        block * block_size + positions % block_size,
+        tables,
+        starts,
+        torch.zeros(2),
+        starts[1:] - 1,
+    )
+    caches = [
+        torch.zeros(
+            _EXAMPLE_BLOCKS, 2, layer.num_kv_heads, block_size, layer.cache_row_size, dtype=dtype
+        )
+        for layer in layers
+    ]
+    return ExampleStep(tuple(x.to(torch.int32) for x in indices), caches)
+
+
+def _observe(decoder: PagedDecoder, context: StepContext) -> tuple[AttentionSpec, ...]:
+    """One eager run of a single sequence tells every layer's attention and mask."""
+    length = 6
+    positions = torch.arange(length, dtype=torch.int32)
+    one = torch.tensor([length - 1], dtype=torch.int32)
+    context.observing = True
+    try:
+        decoder(positions % 2, positions, positions, one[None], positions[:2], one, one, [])
+    finally:
+        context.observing = False
+    if not context.layers:
+        name = type(decoder.model).__name__
+        raise UnsupportedModelError(
+            f"{name} attends with code of its own instead of transformers' attention interface, "
+            "so its keys and values cannot be paged: choose a model that uses the interface"
+        )
+    return tuple(context.layers)
+
+
+def _prepare(model: PreTrainedModel, max_model_len: int) -> tuple[str, ...]:
+    name = type(model).__name__
+    try:
+        model.set_attn_implementation(IMPLEMENTATION)
+    except ValueError:
+        raise UnsupportedModelError(
+            f"{name} does not support transformers' attention interface, so its keys and values "
+            "cannot be paged: choose a model that does"
+        ) from None
+    if model._can_set_experts_implementation():
+        # The other implementations loop over the experts that a batch happens to choose.
+        model.set_experts_implementation("batched_mm")
+    return rope.freeze(model, max_model_len)
+
+
+def _dynamic_shapes(limits: Limits, layers: int) -> tuple[Any, ...]:
+    tokens = Dim("T", min=1, max=max(2, limits.max_num_batched_tokens))
+    sequences = Dim("B", min=1, max=max(2, limits.max_num_seqs))
+    width = Dim("M", min=1, max=max(2, limits.max_blocks_per_seq))
+    rows = Dim("L", min=0, max=max(2, limits.max_num_batched_tokens))
+    blocks = Dim("N", min=1)
+    return (
+        {0: tokens},
+        {0: tokens},
+        {0: tokens},
+        {0: sequences, 1: width},
+        {0: sequences + 1},
+        {0: sequences},
+        {0: rows},
+        [{0: blocks}] * layers,
+    )
+
+
+def capture(
+    model: PreTrainedModel, facts: TokenFacts, limits: Limits, dtype: torch.dtype
+) -> CapturedProgram:
+    """Captures `model` (eval mode, on the CPU) as a paged decoder of `limits`' shapes.
+
+    The model's attention is left set to Octavo's. Raises UnsupportedModelError when the model's
+    attention, masks or control flow cannot be expressed.
+    """
+    notes = _prepare(model, limits.max_model_len)
+    context = StepContext(limits.max_model_len)
+    decoder = PagedDecoder(model, context).eval()
+    with torch.no_grad(), active(context):
+        layers = _traced(lambda: _observe(decoder, context), model)
+        spec = _spec(model, facts, layers)
+        prove_isolation(module_tracer(decoder), spec, limits.block_size, dtype)
+        example = _example_step(layers, limits.block_size, dtype)
+        exported = _traced(
+            lambda: torch.export.export(
+                decoder,
+                (*example.indices, example.caches),
+                dynamic_shapes=_dynamic_shapes(limits, len(layers)),
+                strict=False,
+            ),
+            model,
+        )
+    _reject_static_shapes(exported)
+    records = (PassRecord(name="freeze_rotary", matches=len(notes), skipped=notes),) if notes else ()
+    return CapturedProgram(exported, spec, limits.block_size, records)
+
+
+def _traced(run: Any, model: PreTrainedModel) -> Any:
+    """Runs a trace of third-party code: its warnings are not the user's, its errors name the model."""
+    logger = logging.getLogger("torch.export")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return run()
+    except OctavoError:
+        raise
+    except Exception as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be captured as a graph ({type(error).__name__}: "
+            f"{first_line}): choose another model, or report this one"
+        ) from error
+    finally:
+        logger.setLevel(level)
+
+
+def _reject_static_shapes(exported: torch.export.ExportedProgram) -> None:
+    """A dimension that tracing fixed to its example's size would serve one shape only."""
+    placeholders = {
+        node.name: node for node in exported.graph.nodes if node.op == "placeholder"
+    }
+    names = exported.graph_signature.user_inputs
+    for binding, name in zip(STEP_INPUTS, names, strict=False):
+        shape = placeholders[str(name)].meta["val"].shape
+        for axis, size in enumerate(shape):
+            if isinstance(size, int):
+                raise UnsupportedModelError(
+                    f"capture fixed {binding.name}'s dimension {binding.shape[axis]} to {size}, so "
+                    "the model's code depends on a step's shape: choose another model"
+                )
+
+
+def _spec(
+    model: PreTrainedModel, facts: TokenFacts, layers: tuple[AttentionSpec, ...]
+) -> ModelSpec:
+    config = model.config.get_text_config()
+    head = model.get_output_embeddings()
+    vocab_size = int(head.weight.shape[0]) if head is not None else int(config.vocab_size)
+    return ModelSpec(
+        architecture=type(model).__name__,
+        model_type=str(model.config.model_type),
+        vocab_size=vocab_size,
+        hidden_size=int(config.hidden_size),
+        max_position_embeddings=max_positions(model.config),
+        tie_word_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
+        layers=layers,
+        bos_token_id=facts.bos_token_id,
+        eos_token_ids=facts.eos_token_ids,
+        pad_token_id=facts.pad_token_id,
+        num_parameters=sum(p.numel() for p in model.parameters()),
+        sampled_vocab_size=min(facts.sampled_vocab_size or vocab_size, vocab_size),
+    )
+
+
+def max_positions(config: Any) -> int:
+    """Positions a model was made for (GPT-2 calls them `n_positions`)."""
+    text = config.get_text_config()
+    found = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    if not found:
+        raise UnsupportedModelError(
+            f"the config of {config.model_type!r} names no max_position_embeddings: "
+            "give --max-model-len"
+        )
+    return int(found)

@@ -1,0 +1,26 @@
+"""The order of the passes, and the shape of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch.export import ExportedProgram
+
+from octavo.backends.manifest import PassRecord
+from octavo.compiler.passes.dead_code import remove_dead_code
+from octavo.compiler.passes.functionalize import functionalize
+from octavo.graphs.program import CapturedProgram
+
+# A pass returns a program that computes the same, and its record.
+Pass = Callable[[ExportedProgram], tuple[ExportedProgram, PassRecord]]
+
+PASSES: tuple[Pass, ...] = (functionalize, remove_dead_code)
+
+
+def run_passes(program: CapturedProgram) -> CapturedProgram:
+    exported, records = program.exported, list(program.records)
+    for apply in PASSES:
+        exported, record = apply(exported)
+        records.append(record)
+    return replace(program, exported=exported, records=tuple(records))

@@ -1,0 +1,45 @@
+"""How an operator of Octavo is declared: once, for torch, ONNX and the native kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+DOMAIN = "octavo"
+OPSET_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One tensor; `type_group` is "T" for the float type of the graph, else a fixed dtype."""
+
+    name: str
+    type_group: Literal["T", "int32", "float32"]
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Attribute:
+    name: str
+    type: Literal["int", "float"]
+    meaning: str
+
+
+@dataclass(frozen=True)
+class OperatorSchema:
+    """An operator's name, tensors and attributes, in the order that every backend sees them."""
+
+    name: str  # of the torch operator, `octavo::{name}`
+    onnx_name: str
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+    attributes: tuple[Attribute, ...]
+    doc: str
+
+    @property
+    def torch_schema(self) -> str:
+        """The schema string of `torch.library`; attributes follow the tensors."""
+        tensors = [f"Tensor {operand.name}" for operand in self.inputs]
+        attributes = [f"{attribute.type} {attribute.name}" for attribute in self.attributes]
+        outputs = ", ".join("Tensor" for _ in self.outputs)
+        return f"{self.name}({', '.join(tensors + attributes)}) -> ({outputs})"

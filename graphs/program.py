@@ -1,0 +1,24 @@
+"""A captured model: the exported graph and what every later stage must know of it. Imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch.export import ExportedProgram
+
+from octavo.graphs.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from octavo.backends.manifest import PassRecord
+
+
+@dataclass(frozen=True)
+class CapturedProgram:
+    """`exported` takes the step inputs in the order of `bindings.STEP_INPUTS`, then the list of
+    caches, and returns (logits, list of changed caches)."""
+
+    exported: ExportedProgram
+    spec: ModelSpec
+    block_size: int
+    records: tuple[PassRecord, ...] = ()

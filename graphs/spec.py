@@ -1,0 +1,86 @@
+"""The frozen description of a model that an engine carries and the runtime reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from octavo.graphs import bindings
+from octavo.graphs.bindings import Binding, DType
+
+CacheDType = Literal["float32", "float16", "bfloat16"]
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class AttentionSpec(Frozen):
+    """One attention layer as the captured graph calls it (what `octavo::paged_attention` computes)."""
+
+    num_heads: int = Field(ge=1)
+    num_kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    value_head_dim: int = Field(ge=1)
+    scale: float
+    causal: bool = True
+    sliding_window: int = Field(default=0, ge=0, description="visible keys, 0 = all")
+    softcap: float = Field(default=0.0, ge=0.0, description="0 = none")
+    has_sinks: bool = False
+    has_alibi: bool = False
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> AttentionSpec:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"
+            )
+        return self
+
+    @property
+    def cache_row_size(self) -> int:
+        """Elements of one token's row in the cache: keys and values share the larger head size."""
+        return max(self.head_dim, self.value_head_dim)
+
+    def block_bytes(self, block_size: int, itemsize: int) -> int:
+        """Bytes that one cache block takes in this layer."""
+        return 2 * self.num_kv_heads * block_size * self.cache_row_size * itemsize
+
+
+class ModelSpec(Frozen):
+    """What the runtime must know of a model; `layers` holds its attention layers in cache order."""
+
+    architecture: str
+    model_type: str
+    vocab_size: int = Field(ge=1, description="columns of the logits")
+    hidden_size: int = Field(ge=1)
+    max_position_embeddings: int = Field(ge=1)
+    tie_word_embeddings: bool
+    layers: tuple[AttentionSpec, ...] = Field(min_length=1)
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    pad_token_id: int | None = None
+    num_parameters: int = Field(ge=0)
+    # Ids from this one on are padding rows of the embedding: they are never sampled.
+    sampled_vocab_size: int = Field(ge=1)
+
+    def cache_block_bytes(self, block_size: int, dtype: DType) -> int:
+        """Bytes that one cache block takes over all layers."""
+        return sum(layer.block_bytes(block_size, DTYPE_BYTES[dtype]) for layer in self.layers)
+
+    def kv_cache_bindings(self, block_size: int, dtype: CacheDType) -> Iterator[Binding]:
+        for index, layer in enumerate(self.layers):
+            yield bindings.kv_cache(
+                index, layer.num_kv_heads, block_size, layer.cache_row_size, dtype
+            )
+
+
+DTYPE_BYTES: dict[str, int] = {"int32": 4, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The language model's part of an HF `config.json` (multi-modal configs nest it)."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, dict) else config
