@@ -111,8 +111,11 @@ class Executable(Protocol):
 class Backend(Protocol):
     name: str
 
+    def require(self, options: BuildOptions) -> None:
+        """Raises BuildError for options that this backend cannot build, before any work is done."""
+
     def supports(self, program: CapturedProgram, options: BuildOptions) -> Report:
-        """Names every node that cannot be run, before any work is done."""
+        """Names every node that cannot be run."""
 
     def build(
         self, program: CapturedProgram, spec: ModelSpec, options: BuildOptions, staging: Path

@@ -165,18 +165,22 @@ def capture(
     decoder = PagedDecoder(model, context).eval()
     with torch.no_grad(), active(context):
         layers = _traced(lambda: _observe(decoder, context), model)
-        spec = _spec(model, facts, layers)
-        prove_isolation(module_tracer(decoder), spec, limits.block_size, dtype)
+        spec = _spec(model, facts, layers, limits)
         example = _example_step(layers, limits.block_size, dtype)
-        exported = _traced(
-            lambda: torch.export.export(
-                decoder,
-                (*example.indices, example.caches),
-                dynamic_shapes=_dynamic_shapes(limits, len(layers)),
-                strict=False,
-            ),
-            model,
-        )
+        try:
+            exported = _traced(
+                lambda: torch.export.export(
+                    decoder,
+                    (*example.indices, example.caches),
+                    dynamic_shapes=_dynamic_shapes(limits, len(layers)),
+                    strict=False,
+                ),
+                model,
+            )
+        except UnsupportedModelError:
+            # Code that scans over tokens rarely exports: then the module that does is the reason.
+            prove_isolation(module_tracer(decoder), spec, limits.block_size, dtype)
+            raise
     _reject_static_shapes(exported)
     records = (PassRecord(name="freeze_rotary", matches=len(notes), skipped=notes),) if notes else ()
     return CapturedProgram(exported, spec, limits.block_size, records)
@@ -220,7 +224,10 @@ def _reject_static_shapes(exported: torch.export.ExportedProgram) -> None:
 
 
 def _spec(
-    model: PreTrainedModel, facts: TokenFacts, layers: tuple[AttentionSpec, ...]
+    model: PreTrainedModel,
+    facts: TokenFacts,
+    layers: tuple[AttentionSpec, ...],
+    limits: Limits,
 ) -> ModelSpec:
     config = model.config.get_text_config()
     head = model.get_output_embeddings()
@@ -230,21 +237,22 @@ def _spec(
         model_type=str(model.config.model_type),
         vocab_size=vocab_size,
         hidden_size=int(config.hidden_size),
-        max_position_embeddings=max_positions(model.config),
+        max_position_embeddings=max_positions(model.config, limits.max_model_len),
         tie_word_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
         layers=layers,
         bos_token_id=facts.bos_token_id,
         eos_token_ids=facts.eos_token_ids,
         pad_token_id=facts.pad_token_id,
         num_parameters=sum(p.numel() for p in model.parameters()),
-        sampled_vocab_size=min(facts.sampled_vocab_size or vocab_size, vocab_size),
+        sampled_vocab_size=min(facts.sampled_vocab_size, vocab_size),
     )
 
 
-def max_positions(config: Any) -> int:
-    """Positions a model was made for (GPT-2 calls them `n_positions`)."""
+def max_positions(config: Any, chosen: int | None = None) -> int:
+    """Positions a model was made for (GPT-2 calls them `n_positions`); `chosen` if it names none."""
     text = config.get_text_config()
     found = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    found = found or chosen
     if not found:
         raise UnsupportedModelError(
             f"the config of {config.model_type!r} names no max_position_embeddings: "

@@ -2,14 +2,15 @@
 
 Two random sequences are run flattened together, then each alone, then the second in two chunks. A
 convolution, a scan or linear attention would leak from one request into the next, or lose its state
-between two steps. Every intermediate value that has a token axis is compared, so that the first
-module or node that mixes is named. The proof is run twice: on HF's eager modules before capture,
-where names are those of the model, and on the captured graph, which is what gets built.
+between two steps. Every intermediate value that has a token axis is compared, so that the first node that
+mixes is named. What is proven is the captured graph, which is what gets built; HF's eager modules
+can be run through the same proof, to say why a model could not be captured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -42,6 +43,18 @@ class _Part:
         return self.end - self.start
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Steps of a few tokens spend their time starting threads, above all on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@_one_thread()
 def prove_isolation(tracer: Tracer, spec: ModelSpec, block_size: int, dtype: torch.dtype) -> None:
     """Raises UnsupportedModelError, naming the culprit, if tokens mix outside paged attention.
 
@@ -204,8 +217,18 @@ class _Recorder(fx.Interpreter):
         value = super().run_node(n)
         if n.op == "call_function":
             # A node's inputs are nodes before it: the first that differs is the one that mixes.
-            self.values[f"{n.target} ({n.name})"] = ((), value)
+            self.values[_described(n)] = ((), value)
         return value
+
+
+def _described(node: fx.Node) -> str:
+    """The node and the innermost of HF's modules that it was captured from."""
+    modules = list((node.meta.get("nn_module_stack") or {}).values())
+    if not modules:
+        return f"{node.target} ({node.name})"
+    path, module_type = modules[-1]
+    name = getattr(module_type, "__name__", str(module_type).rpartition(".")[2])
+    return f"{name} ({path.removeprefix('model.')}: {node.target}, node {node.name})"
 
 
 def graph_tracer(exported: torch.export.ExportedProgram) -> Tracer:

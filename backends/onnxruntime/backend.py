@@ -29,11 +29,7 @@ _MINIMUM_VERSION = (1, 31)
 class OnnxRuntimeBackend:
     name = "onnxruntime"
 
-    def supports(self, program: CapturedProgram, options: BuildOptions) -> Report:
-        """Names the nodes without ONNX lowering. Raises BuildError for dtypes or block sizes that
-        the CPU kernels lack."""
-        from octavo.backends.onnx_lowering import supports
-
+    def require(self, options: BuildOptions) -> None:
         for given in {options.dtype, options.kv_cache_dtype}:
             if given != "float32":
                 raise BuildError(
@@ -46,6 +42,11 @@ class OnnxRuntimeBackend:
                 f"{_BLOCK_SIZE_MULTIPLE}, which the attention kernel needs: build with "
                 f"--block-size {_BLOCK_SIZE_MULTIPLE}"
             )
+
+    def supports(self, program: CapturedProgram, options: BuildOptions) -> Report:
+        """Names the nodes without ONNX lowering."""
+        from octavo.backends.onnx_lowering import supports
+
         return supports(program)
 
     def build(

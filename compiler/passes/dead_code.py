@@ -49,7 +49,9 @@ def remove_dead_code(exported: ExportedProgram) -> tuple[ExportedProgram, PassRe
         if name in _ASSERTIONS:
             graph.erase_node(node)
         elif name in _IDENTITIES or (name in _CASTS and _keeps_dtype(node)):
-            node.replace_all_uses_with(cast(fx.Node, node.args[0]))
+            source = cast(fx.Node, node.args[0])
+            node.replace_all_uses_with(source)
+            exported.graph_signature.replace_all_uses(node.name, source.name)
             graph.erase_node(node)
     # Reversed, so that a chain that nobody reads goes in one sweep.
     for node in reversed(list(graph.nodes)):

@@ -1,0 +1,65 @@
+"""Eager PyTorch: slow, and right; every other backend is compared with it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from octavo.backends import host
+from octavo.backends.base import BuildOptions, BuiltFiles, Compatibility, LoadOptions, Report
+
+if TYPE_CHECKING:
+    from octavo.backends.manifest import Manifest
+    from octavo.backends.torch.executable import TorchExecutable
+    from octavo.graphs.program import CapturedProgram
+    from octavo.graphs.spec import ModelSpec
+
+MODEL_FILE = "model.pt2"
+
+
+class TorchBackend:
+    name = "torch"
+
+    def require(self, options: BuildOptions) -> None:
+        """Eager PyTorch has every dtype and block size."""
+
+    def supports(self, program: CapturedProgram, options: BuildOptions) -> Report:
+        """The graph was captured from PyTorch: it has every node."""
+        return Report()
+
+    def build(
+        self, program: CapturedProgram, spec: ModelSpec, options: BuildOptions, staging: Path
+    ) -> BuiltFiles:
+        from octavo.backends.manifest import Target
+        from octavo.backends.torch.archive import save
+
+        save(program.exported, staging / MODEL_FILE)
+        return BuiltFiles(
+            files=(MODEL_FILE,),
+            target=Target(architecture="any"),
+            kv_layout="reference",
+            versions={"torch": importlib.metadata.version("torch")},
+        )
+
+    def check(self, manifest: Manifest) -> Compatibility:
+        try:
+            version = importlib.metadata.version("torch")
+        except importlib.metadata.PackageNotFoundError:
+            return Compatibility("torch is not installed: install Octavo with its extra [build]")
+        built = manifest.versions.get("torch", "unknown")
+        if _release(version) != _release(built):
+            return Compatibility(
+                f"the engine was built with torch {built} and this is torch {version}, whose "
+                f"archives may differ: install torch {built} or build the engine again"
+            )
+        return host.check_target(manifest.target)
+
+    def load(self, bundle: Path, manifest: Manifest, options: LoadOptions) -> TorchExecutable:
+        from octavo.backends.torch.executable import TorchExecutable
+
+        return TorchExecutable(bundle / MODEL_FILE, manifest, options)
+
+
+def _release(version: str) -> tuple[str, ...]:
+    return tuple(version.split("+")[0].split(".")[:2])

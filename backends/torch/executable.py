@@ -1,0 +1,55 @@
+"""A loaded torch engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from octavo.backends.base import LoadOptions, StepInputs, StepOutputs
+from octavo.backends.torch import archive
+from octavo.graphs.errors import BackendError
+
+if TYPE_CHECKING:
+    from octavo.backends.manifest import Manifest
+
+_INPUT_NAMES = tuple(field.name for field in fields(StepInputs))
+
+
+class TorchExecutable:
+    def __init__(self, model: Path, manifest: Manifest, options: LoadOptions) -> None:
+        if options.num_threads is not None:
+            torch.set_num_threads(options.num_threads)
+        self._manifest = manifest
+        self._module: Callable[..., Any] | None = archive.load(model)
+        self._caches: list[Tensor] = []
+
+    def allocate_kv_cache(self, num_blocks: int) -> None:
+        self._caches.clear()
+        dtype: torch.dtype = getattr(torch, self._manifest.kv_cache_dtype)
+        layers = self._manifest.spec.kv_cache_bindings(
+            self._manifest.limits.block_size, self._manifest.kv_cache_dtype
+        )
+        self._caches += [
+            torch.zeros(num_blocks, *(int(size) for size in layer.shape[1:]), dtype=dtype)
+            for layer in layers
+        ]
+
+    @torch.no_grad()
+    def run(self, inputs: StepInputs) -> StepOutputs:
+        if self._module is None or not self._caches:
+            raise BackendError("the engine is closed or has no cache: call allocate_kv_cache first")
+        arrays = [torch.from_numpy(getattr(inputs, name)) for name in _INPUT_NAMES]
+        try:
+            logits, _ = self._module(*arrays, self._caches)
+        except RuntimeError as error:
+            raise BackendError(f"PyTorch failed in a step: {error}") from error
+        return StepOutputs(logits.numpy())
+
+    def close(self) -> None:
+        self._caches.clear()
+        self._module = None

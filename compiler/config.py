@@ -1,0 +1,50 @@
+"""What the user may choose of a build."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from octavo.backends.manifest import Limits
+from octavo.graphs.errors import BuildError
+from octavo.graphs.spec import CacheDType, Frozen
+
+DEFAULT_MAX_NUM_SEQS = 64
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 1024
+DEFAULT_BLOCK_SIZE = 16
+
+
+class BuildConfig(Frozen):
+    """Options of `build-engine`; `model` is a local HF folder, a `.gguf` file or a packaged name."""
+
+    model: str
+    output: Path
+    backend: str = "onnxruntime"
+    dtype: Literal["auto"] | CacheDType = Field(default="auto", description="auto: float32")
+    max_model_len: int | None = Field(default=None, ge=2, description="None: the model's positions")
+    max_num_seqs: int = Field(default=DEFAULT_MAX_NUM_SEQS, ge=1)
+    max_num_batched_tokens: int = Field(default=DEFAULT_MAX_NUM_BATCHED_TOKENS, ge=1)
+    block_size: int = Field(default=DEFAULT_BLOCK_SIZE, ge=1, le=256)
+    use_cache: bool = True
+    trust_remote_code: bool = False
+
+    @property
+    def weights_dtype(self) -> CacheDType:
+        return "float32" if self.dtype == "auto" else self.dtype
+
+    def limits(self, max_positions: int) -> Limits:
+        """The engine's limits for a model of `max_positions`; BuildError if it has too few."""
+        length = max_positions if self.max_model_len is None else self.max_model_len
+        if length > max_positions:
+            raise BuildError(
+                f"max_model_len {length} is more than the {max_positions} positions of {self.model}: "
+                f"choose at most {max_positions}"
+            )
+        return Limits(
+            max_model_len=length,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            block_size=self.block_size,
+        )
