@@ -1,0 +1,375 @@
+// What happens to a sub-block of keys: scores, softmax, weighted values. Internal to
+// paged_attention_kernel.inl.h.
+#pragma once
+
+#include "paged_attention_kernel.h"
+#include "paged_attention_math.inl.h"
+#include "paged_attention_tile.inl.h"
+
+namespace octavo {
+namespace {
+
+constexpr int kCacheLine = 16;       // floats
+constexpr int kColumnsPerPass = 64;  // of a sub-block's values: 16 KiB
+
+// Key groups that R rows are scored with at once.
+template <class V, int R>
+constexpr int groups_at_once() {
+  const int registers = registers_per_row<V>(R, kSubBlock / V::kLanes);
+  const int groups = registers * V::kLanes / kKeyGroup;
+  return groups < 1 ? 1 : groups;
+}
+
+// scores[r][key] = sum over d of query[d][r] * keys[d][key] for the key groups [first, last),
+// where first is a multiple of groups_at_once, and perhaps for some behind them.
+template <class V, int R, bool Prefetch>
+void score_keys(const AttentionProblem& p, const float* query, const SubBlocks& at, int first,
+                int last, float* scores) {
+  using Vec = typename V::Vec;
+  constexpr int kGroups = groups_at_once<V, R>();
+  constexpr int kPerGroup = kKeyGroup / V::kLanes;
+  constexpr int kRegisters = kGroups * kPerGroup;
+  for (int group = first; group < last; group += kGroups) {
+    const float* keys[kGroups];
+    const float* next[kGroups];
+    for (int g = 0; g < kGroups; ++g) {
+      keys[g] = at.now.keys[group + g];
+      next[g] = at.next.keys[group + g];
+    }
+    Vec sums[R][kRegisters];
+    OCTAVO_UNROLL
+    for (int r = 0; r < R; ++r)
+      OCTAVO_UNROLL
+      for (int j = 0; j < kRegisters; ++j) sums[r][j] = V::set1(0.0f);
+    const float* q = query;
+    for (int d = 0; d < p.key_size; ++d, q += R) {
+      Vec k[kRegisters];
+      OCTAVO_UNROLL
+      for (int j = 0; j < kRegisters; ++j)
+        k[j] = V::load(keys[j / kPerGroup] + j % kPerGroup * V::kLanes);
+      for (int g = 0; g < kGroups; ++g) {
+        keys[g] += p.block_size;
+        if constexpr (Prefetch) {
+          prefetch_float(next[g]);
+          next[g] += p.block_size;
+        }
+      }
+      OCTAVO_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const Vec element = V::set1(q[r]);
+        OCTAVO_UNROLL
+        for (int j = 0; j < kRegisters; ++j) sums[r][j] = V::fma(element, k[j], sums[r][j]);
+      }
+    }
+    OCTAVO_UNROLL
+    for (int r = 0; r < R; ++r)
+      OCTAVO_UNROLL
+      for (int j = 0; j < kRegisters; ++j)
+        V::store(scores + r * kSubBlock + group * kKeyGroup + j * V::kLanes, sums[r][j]);
+  }
+}
+
+// Softcap and ALiBi on a register of scores; `distance` is key position - query position.
+template <class V>
+inline typename V::Vec adjust(const AttentionProblem& p, float slope, typename V::Vec score,
+                              typename V::Vec distance) {
+  using Vec = typename V::Vec;
+  if (p.softcap > 0.0f) {
+    const Vec one = V::set1(1.0f);
+    const Vec e = exp2<V>(V::sub(V::set1(0.0f), V::abs(score)));
+    const Vec tanh = V::copy_sign(V::div(V::sub(one, e), V::add(one, e)), score);
+    score = V::mul(tanh, V::set1(p.softcap * kLog2E));
+  }
+  return p.alibi_slopes != nullptr ? V::fma(distance, V::set1(slope * kLog2E), score) : score;
+}
+
+template <class V>
+void adjust_row(const TileWork& work, int row, int64_t start, float* scores) {
+  const AttentionProblem& p = *work.problem;
+  const int64_t index = work.tile.first_row + row;
+  const int64_t position =
+      p.prefix_offsets[work.tile.sequence] + index / (p.num_heads / p.num_kv_heads);
+  const float slope =
+      p.alibi_slopes != nullptr ? p.alibi_slopes[head_row(p, work.tile, row).head] : 0.0f;
+  for (int key = 0; key < kSubBlock; key += V::kLanes) {
+    const auto distance = V::add(V::iota(), V::set1(static_cast<float>(start + key - position)));
+    V::store(scores + key, adjust<V>(p, slope, V::load(scores + key), distance));
+  }
+}
+
+template <class V>
+void mask_row(float* scores, int first, int last) {
+  for (int key = 0; key < kSubBlock; key += V::kLanes) {
+    const auto index = V::add(V::iota(), V::set1(static_cast<float>(key)));
+    auto x = V::load(scores + key);
+    x = V::select(V::less(index, V::set1(static_cast<float>(last))), x, V::set1(kMinusInfinity));
+    x = V::select(V::less(index, V::set1(static_cast<float>(first))), V::set1(kMinusInfinity), x);
+    V::store(scores + key, x);
+  }
+}
+
+template <class V>
+void scale_row(float* row, int size, float factor) {
+  for (int i = 0; i < size; i += V::kLanes)
+    V::store(row + i, V::mul(V::load(row + i), V::set1(factor)));
+}
+
+template <class V>
+inline float row_maximum(const float* scores) {
+  constexpr int kHalf = kSubBlock / V::kLanes / 2;
+  typename V::Vec tops[kHalf];
+  for (int j = 0; j < kHalf; ++j)
+    tops[j] = V::max(V::load(scores + j * V::kLanes), V::load(scores + (kHalf + j) * V::kLanes));
+  for (int n = kHalf / 2; n > 0; n /= 2)
+    for (int j = 0; j < n; ++j) tops[j] = V::max(tops[j], tops[j + n]);
+  return V::reduce_max(tops[0]);
+}
+
+// Turns a row's scores into weights in place and returns their sum, which is made in 16 lanes in
+// every instruction set.
+template <class V>
+inline float exponentiate_row(float* scores, float maximum) {
+  constexpr int kLaneRegisters = kKeyGroup / V::kLanes;
+  typename V::Vec sums[kLaneRegisters];
+  for (int j = 0; j < kLaneRegisters; ++j) sums[j] = V::set1(0.0f);
+  for (int key = 0; key < kSubBlock; key += kKeyGroup)
+    for (int j = 0; j < kLaneRegisters; ++j) {
+      float* at = scores + key + j * V::kLanes;
+      const auto weight = exp2<V>(V::sub(V::load(at), V::set1(maximum)));
+      V::store(at, weight);
+      sums[j] = V::add(sums[j], weight);
+    }
+  for (int n = kLaneRegisters / 2; n > 0; n /= 2)
+    for (int j = 0; j < n; ++j) sums[j] = V::add(sums[j], sums[j + n]);
+  return V::reduce_add(sums[0]);
+}
+
+// Takes a sub-block's maximum and sum into what the row knows.
+template <class V>
+inline void update_row(PartialResult& state, int row, int padded_size, float maximum, float sum) {
+  const float before = state.maximum[row];
+  if (maximum == before) {
+    state.sum[row] += sum;
+    return;
+  }
+  const float shrink = exp2_scalar<V>(before - maximum);
+  state.maximum[row] = maximum;
+  state.sum[row] = state.sum[row] * shrink + sum;
+  // A row that has seen no key yet has nothing but zeros to scale.
+  if (before > kNoMaximum)
+    scale_row<V>(state.accumulator + int64_t{row} * padded_size, padded_size, shrink);
+}
+
+struct Weights {
+  const float* rows;  // [R, kSubBlock]
+  int first;          // keys [first, last) of the sub-block
+  int last;
+};
+
+template <class V, bool Partial>
+inline typename V::Vec load_columns(const float* p, int columns) {
+  return Partial ? V::load_first(p, columns) : V::load(p);
+}
+
+// accumulator[r][column..] += weights[r][key] * values[key][column..], key after key.
+template <class V, int R, int C, bool Partial, bool Prefetch>
+void weigh_columns(const AttentionProblem& p, const Weights& w, const SubBlocks& at, int column,
+                   float* accumulator, int padded_size) {
+  using Vec = typename V::Vec;
+  const int64_t row_size = p.cache_size;
+  const int columns = p.value_size - column;
+  Vec sums[R][C];
+  OCTAVO_UNROLL
+  for (int r = 0; r < R; ++r)
+    OCTAVO_UNROLL
+    for (int j = 0; j < C; ++j)
+      sums[r][j] = V::load(accumulator + r * padded_size + column + j * V::kLanes);
+  for (int key = w.first; key < w.last;) {
+    const int stop = smaller(w.last, (key / kKeyGroup + 1) * kKeyGroup);
+    const int64_t offset = key % kKeyGroup * row_size + column;
+    const float* value = at.now.values[key / kKeyGroup] + offset;
+    const float* next = at.next.values[key / kKeyGroup] + offset;
+    for (; key < stop; ++key, value += row_size, next += row_size) {
+      if constexpr (Prefetch)
+        OCTAVO_UNROLL
+        for (int j = 0; j < C; j += kCacheLine / V::kLanes) prefetch_float(next + j * V::kLanes);
+      Vec v[C];
+      OCTAVO_UNROLL
+      for (int j = 0; j < C; ++j)
+        v[j] = load_columns<V, Partial>(value + j * V::kLanes, columns);
+      OCTAVO_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const Vec weight = V::set1(w.rows[r * kSubBlock + key]);
+        OCTAVO_UNROLL
+        for (int j = 0; j < C; ++j) sums[r][j] = V::fma(weight, v[j], sums[r][j]);
+      }
+    }
+  }
+  OCTAVO_UNROLL
+  for (int r = 0; r < R; ++r)
+    OCTAVO_UNROLL
+    for (int j = 0; j < C; ++j)
+      V::store(accumulator + r * padded_size + column + j * V::kLanes, sums[r][j]);
+}
+
+// The columns [column, end), C registers at a time, then fewer.
+template <class V, int R, int C, bool Prefetch>
+void weigh_range(const AttentionProblem& p, const Weights& w, const SubBlocks& at, int column,
+                 int end, float* accumulator, int padded_size) {
+  for (; column + C * V::kLanes <= end; column += C * V::kLanes)
+    weigh_columns<V, R, C, false, Prefetch>(p, w, at, column, accumulator, padded_size);
+  if constexpr (C > 1)
+    weigh_range<V, R, C / 2, Prefetch>(p, w, at, column, end, accumulator, padded_size);
+  else if (column < end)
+    weigh_columns<V, R, 1, true, Prefetch>(p, w, at, column, accumulator, padded_size);
+}
+
+template <class V, int R>
+void weigh_values(const AttentionProblem& p, const Weights& w, const SubBlocks& at, int column,
+                  float* accumulator, int padded_size) {
+  if (w.first >= w.last) return;
+  constexpr int kRegisters = registers_per_row<V>(R, kColumnsPerPass / V::kLanes);
+  const int end = smaller(column + kColumnsPerPass, p.value_size);
+  if (at.prefetch)
+    weigh_range<V, R, kRegisters, true>(p, w, at, column, end, accumulator, padded_size);
+  else
+    weigh_range<V, R, kRegisters, false>(p, w, at, column, end, accumulator, padded_size);
+}
+
+// The keys [first, last) of a sub-block that each row of a register tile sees. Both rise.
+template <int R>
+struct VisibleRows {
+  int first[R];
+  int last[R];
+
+  bool none() const { return last[R - 1] == 0 || first[0] == kSubBlock; }
+};
+
+inline int within_sub_block(int64_t position, const SubBlock& at) {
+  const int64_t offset = position - at.start;
+  return static_cast<int>(offset < 0 ? 0 : offset > kSubBlock ? kSubBlock : offset);
+}
+
+template <int R>
+VisibleRows<R> visible_rows(const TileWork& work, int row, const SubBlock& at) {
+  VisibleRows<R> seen;
+  for (int r = 0; r < R; ++r) {
+    seen.first[r] = within_sub_block(work.first_key[row + r], at);
+    seen.last[r] = within_sub_block(work.last_key[row + r], at);
+  }
+  return seen;
+}
+
+// The three steps that a sub-block takes, each for R rows from `row` on.
+
+template <class V>
+struct ScoreStep {
+  int first_group;  // key groups [first_group, last_group)
+  int last_group;
+
+  template <int R>
+  void run(const TileWork& work, int row, const SubBlocks& at) const {
+    const VisibleRows<R> seen = visible_rows<R>(work, row, at.now);
+    if (seen.none()) return;
+    const AttentionProblem& p = *work.problem;
+    // Groups that go at once belong to the pass that their first belongs to.
+    constexpr int kGroups = groups_at_once<V, R>();
+    const int first = larger((first_group + kGroups - 1) / kGroups * kGroups,
+                             seen.first[0] / kKeyGroup / kGroups * kGroups);
+    const int last = smaller(last_group, (seen.last[R - 1] + kKeyGroup - 1) / kKeyGroup);
+    const float* query = work.query + int64_t{row} * p.key_size;
+    float* scores = work.scores + row * kSubBlock;
+    if (at.prefetch)
+      score_keys<V, R, true>(p, query, at, first, last, scores);
+    else
+      score_keys<V, R, false>(p, query, at, first, last, scores);
+  }
+};
+
+template <class V>
+struct SoftmaxStep {
+  PartialResult& state;
+
+  template <int R>
+  void run(const TileWork& work, int row, const SubBlocks& at) const {
+    const AttentionProblem& p = *work.problem;
+    const VisibleRows<R> seen = visible_rows<R>(work, row, at.now);
+    if (seen.none()) return;
+    const bool adjusted = p.softcap > 0.0f || p.alibi_slopes != nullptr;
+    float* const scores = work.scores + row * kSubBlock;
+    // Step by step for all rows, because each step is one long chain of dependent instructions.
+    float maxima[R], sums[R];
+    for (int r = 0; r < R; ++r) {
+      float* row_scores = scores + r * kSubBlock;
+      if (adjusted) adjust_row<V>(work, row + r, at.now.start, row_scores);
+      if (seen.first[r] > 0 || seen.last[r] < kSubBlock)
+        mask_row<V>(row_scores, seen.first[r], seen.last[r]);
+      const float top = row_maximum<V>(row_scores), before = state.maximum[row + r];
+      maxima[r] = top > before ? top : before;
+    }
+    for (int r = 0; r < R; ++r) sums[r] = exponentiate_row<V>(scores + r * kSubBlock, maxima[r]);
+    // A row that sees no key of the sub-block has the maximum it had and adds zeros.
+    for (int r = 0; r < R; ++r)
+      update_row<V>(state, row + r, padded_value_size(p), maxima[r], sums[r]);
+  }
+};
+
+// The keys that all rows see are weighed for all at once; those before and after, row by row, so
+// that no row multiplies a value that it does not see, even by zero.
+template <class V>
+struct WeighStep {
+  PartialResult& state;
+  int column;
+
+  template <int R>
+  void run(const TileWork& work, int row, const SubBlocks& at) const {
+    const VisibleRows<R> seen = visible_rows<R>(work, row, at.now);
+    const AttentionProblem& p = *work.problem;
+    const int padded_size = padded_value_size(p);
+    const float* weights = work.scores + row * kSubBlock;
+    float* sums = state.accumulator + int64_t{row} * padded_size;
+    const int shared_first = seen.first[R - 1];
+    const int shared_last = larger(seen.last[0], shared_first);
+    if (seen.first[0] < shared_first)
+      for (int r = 0; r < R; ++r)
+        weigh_values<V, 1>(p, {weights + r * kSubBlock, seen.first[r],
+                               smaller(seen.last[r], shared_first)},
+                           at, column, sums + r * padded_size, padded_size);
+    weigh_values<V, R>(p, {weights, shared_first, shared_last}, at, column, sums, padded_size);
+    if (shared_last < seen.last[R - 1])
+      for (int r = 0; r < R; ++r)
+        weigh_values<V, 1>(p, {weights + r * kSubBlock, shared_last, seen.last[r]}, at, column,
+                           sums + r * padded_size, padded_size);
+  }
+};
+
+template <int R, class Step>
+inline void run_rows(const Step& step, int rows, const TileWork& work, int row,
+                     const SubBlocks& at) {
+  if (rows == R)
+    step.template run<R>(work, row, at);
+  else if constexpr (R > 1)
+    run_rows<R - 1>(step, rows, work, row, at);
+}
+
+template <class V, class Step>
+inline void run_tile(const Step& step, const TileWork& work, const SubBlocks& at) {
+  const int num_rows = work.tile.num_rows;
+  for (int row = 0; row < num_rows; row += V::kRows)
+    run_rows<V::kRows>(step, smaller(V::kRows, num_rows - row), work, row, at);
+}
+
+// All rows pass over a part of the keys or values that stays in the first-level cache meanwhile.
+template <class V>
+void attend_sub_block(const TileWork& work, const SubBlocks& at, PartialResult& state) {
+  const AttentionProblem& p = *work.problem;
+  const int groups = p.key_size <= 64 ? 4 : p.key_size <= 128 ? 2 : 1;
+  for (int group = 0; group < kGroupsPerSubBlock; group += groups)
+    run_tile<V>(ScoreStep<V>{group, group + groups}, work, at);
+  run_tile<V>(SoftmaxStep<V>{state}, work, at);
+  for (int column = 0; column < p.value_size; column += kColumnsPerPass)
+    run_tile<V>(WeighStep<V>{state, column}, work, at);
+}
+
+}  // namespace
+}  // namespace octavo

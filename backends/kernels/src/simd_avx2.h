@@ -1,0 +1,60 @@
+// Eight floats in a register: AVX2 and FMA. See simd_portable.h for what each function means.
+#pragma once
+
+#include <immintrin.h>
+
+namespace octavo {
+namespace {
+
+struct Avx2 {
+  static constexpr int kLanes = 8;
+  static constexpr int kRows = 6;  // 6 rows of 2 registers, 2 loads and a broadcast fill 16
+  static constexpr int kAccumulators = 12;
+
+  using Vec = __m256;
+  using Mask = __m256;
+
+  static Vec set1(float x) { return _mm256_set1_ps(x); }
+  static Vec load(const float* p) { return _mm256_loadu_ps(p); }
+  static Vec load_first(const float* p, int n) { return _mm256_maskload_ps(p, first_lanes(n)); }
+  static void store(float* p, Vec x) { _mm256_storeu_ps(p, x); }
+  static void store_first(float* p, Vec x, int n) { _mm256_maskstore_ps(p, first_lanes(n), x); }
+
+  static Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
+  static Vec sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
+  static Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
+  static Vec div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
+  static Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+  static Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+  static Vec abs(Vec x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+  static Vec copy_sign(Vec magnitude, Vec sign) {
+    return _mm256_or_ps(magnitude, _mm256_and_ps(_mm256_set1_ps(-0.0f), sign));
+  }
+  static Vec bits_to_exponent(Vec x) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 23));
+  }
+  static Vec iota() { return _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7); }
+
+  static Mask less(Vec a, Vec b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
+  static Vec select(Mask m, Vec yes, Vec no) { return _mm256_blendv_ps(no, yes, m); }
+
+  static float reduce_add(Vec x) {
+    __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_add_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_add_ss(y, _mm_shuffle_ps(y, y, 1)));
+  }
+  static float reduce_max(Vec x) {
+    __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_max_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_max_ss(y, _mm_shuffle_ps(y, y, 1)));
+  }
+  static float first(Vec x) { return _mm256_cvtss_f32(x); }
+
+ private:
+  static __m256i first_lanes(int n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+};
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,108 @@
+// `Lanes` floats in the compiler's own vector type: any CPU, no intrinsics. This file says what
+// each function of an instruction set means; the others do the same with their instructions.
+//
+// All sets do the same operations in the same order, so their results are equal bit for bit
+// wherever `fma` rounds once. Where the CPU has no fused multiply-add it rounds twice.
+#pragma once
+
+namespace octavo {
+namespace {
+
+// Spelt out because GCC 12 does not subscript a vector type whose size is a template's parameter.
+template <int Lanes>
+struct VectorOf;
+template <>
+struct VectorOf<4> {
+  typedef float Floats __attribute__((vector_size(16)));
+  typedef int Ints __attribute__((vector_size(16)));
+};
+template <>
+struct VectorOf<16> {
+  typedef float Floats __attribute__((vector_size(64)));
+  typedef int Ints __attribute__((vector_size(64)));
+};
+
+template <int Lanes, int Rows, int Accumulators>
+struct Portable {
+  static constexpr int kLanes = Lanes;
+  static constexpr int kRows = Rows;                  // rows of the largest register tile
+  static constexpr int kAccumulators = Accumulators;  // registers that a tile accumulates in
+
+  using Vec = typename VectorOf<Lanes>::Floats;
+  using Mask = typename VectorOf<Lanes>::Ints;
+
+  static Vec set1(float x) { return x - Vec{}; }
+  static Vec load(const float* p) {
+    Vec x;
+    __builtin_memcpy(&x, p, sizeof(x));
+    return x;
+  }
+  // The first n lanes from memory and zeros; reads nothing behind them.
+  static Vec load_first(const float* p, int n) {
+    Vec x{};
+    for (int i = 0; i < Lanes && i < n; ++i) x[i] = p[i];
+    return x;
+  }
+  static void store(float* p, Vec x) { __builtin_memcpy(p, &x, sizeof(x)); }
+  static void store_first(float* p, Vec x, int n) {
+    for (int i = 0; i < Lanes && i < n; ++i) p[i] = x[i];
+  }
+
+  static Vec add(Vec a, Vec b) { return a + b; }
+  static Vec sub(Vec a, Vec b) { return a - b; }
+  static Vec mul(Vec a, Vec b) { return a * b; }
+  static Vec div(Vec a, Vec b) { return a / b; }
+  // a * b + c
+  static Vec fma(Vec a, Vec b, Vec c) {
+#ifdef __FP_FAST_FMAF
+    for (int i = 0; i < Lanes; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#else
+    return a * b + c;
+#endif
+  }
+  // b where either is NaN, as x86 has it.
+  static Vec max(Vec a, Vec b) { return a > b ? a : b; }
+  static Vec abs(Vec x) { return as_floats(as_ints(x) & 0x7fffffff); }
+  static Vec copy_sign(Vec magnitude, Vec sign) {
+    return as_floats(as_ints(magnitude) | (as_ints(sign) & ~0x7fffffff));
+  }
+  // The float whose exponent field is the low 8 bits of x's representation, and 0 elsewhere.
+  static Vec bits_to_exponent(Vec x) { return as_floats(as_ints(x) << 23); }
+  static Vec iota() {
+    Vec x{};
+    for (int i = 0; i < Lanes; ++i) x[i] = static_cast<float>(i);
+    return x;
+  }
+
+  static Mask less(Vec a, Vec b) { return a < b; }
+  static Vec select(Mask m, Vec yes, Vec no) { return m ? yes : no; }
+
+  // Adds the upper half of the lanes to the lower half until one is left.
+  static float reduce_add(Vec x) {
+    for (int half = Lanes / 2; half > 0; half /= 2)
+      for (int i = 0; i < half; ++i) x[i] += x[i + half];
+    return x[0];
+  }
+  static float reduce_max(Vec x) {
+    for (int half = Lanes / 2; half > 0; half /= 2)
+      for (int i = 0; i < half; ++i) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
+    return x[0];
+  }
+  static float first(Vec x) { return x[0]; }
+
+ private:
+  static Mask as_ints(Vec x) {
+    Mask bits;
+    __builtin_memcpy(&bits, &x, sizeof(x));
+    return bits;
+  }
+  static Vec as_floats(Mask bits) {
+    Vec x;
+    __builtin_memcpy(&x, &bits, sizeof(x));
+    return x;
+  }
+};
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,690 @@
+"""The native PagedAttention: right against float64, and the same bits in every schedule.
+
+The reference walks each sequence's own history token by token; it knows nothing of pages.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime  # type: ignore[import-untyped]
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from octavo.backends import kernels
+from octavo.graphs.errors import BackendError
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+
+ROOT = Path(__file__).resolve().parents[2]
+VARIANTS = ("portable", "avx2", "avx512", "lanes16")
+FLOAT, INT32 = TensorProto.FLOAT, TensorProto.INT32
+INPUTS = {
+    "query": FLOAT,
+    "key": FLOAT,
+    "value": FLOAT,
+    "kv_cache": FLOAT,
+    "slot_mapping": INT32,
+    "block_tables": INT32,
+    "query_start_loc": INT32,
+    "prefix_offsets": INT32,
+    "sinks": FLOAT,
+    "alibi_slopes": FLOAT,
+}
+
+
+@dataclass(frozen=True)
+class Attention:
+    heads: int = 4
+    kv_heads: int = 2
+    key_size: int = 16
+    value_size: int = 16
+    block_size: int = 16
+    causal: bool = True
+    sliding_window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    alibi: bool = False
+    scale: float = 0.3
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {
+            "scale": self.scale,
+            "causal": int(self.causal),
+            "sliding_window": self.sliding_window,
+            "softcap": self.softcap,
+            "k_transposed": 1,
+        }
+
+    @property
+    def sink_values(self) -> Floats:
+        return np.linspace(-1.5, 2.5, self.heads if self.sinks else 0, dtype=np.float32)
+
+    @property
+    def slopes(self) -> Floats:
+        count = self.heads if self.alibi else 0
+        return np.asarray([2.0 ** -(1 + h) for h in range(count)], np.float32)
+
+
+GROUPED = Attention(heads=9, kv_heads=3, key_size=64, value_size=64)
+EVERYTHING = Attention(
+    heads=6, kv_heads=3, key_size=40, value_size=24, block_size=32,
+    sliding_window=45, softcap=3.0, sinks=True, alibi=True,
+)  # fmt: skip
+CASES = {
+    "grouped": GROUPED,
+    "multi_query": Attention(heads=8, kv_heads=1, key_size=32, value_size=32),
+    "wide_group": Attention(heads=130, kv_heads=1, key_size=8, value_size=8),
+    "multi_head": Attention(heads=5, kv_heads=5, key_size=80, value_size=80, block_size=32),
+    "odd_head_size": Attention(key_size=37, value_size=37, block_size=64),
+    "head_size_1": Attention(key_size=1, value_size=1),
+    "head_size_512": Attention(heads=2, kv_heads=1, key_size=512, value_size=512, scale=0.04),
+    "narrow_value": Attention(key_size=48, value_size=20, block_size=64),
+    "wide_value": Attention(key_size=12, value_size=100),
+    "window_1": Attention(sliding_window=1),
+    "window_19": Attention(heads=6, kv_heads=2, sliding_window=19),
+    "softcap": Attention(softcap=2.0),
+    "sinks": Attention(sinks=True),
+    "alibi": Attention(alibi=True),
+    "bidirectional": Attention(causal=False),
+    "bidirectional_window": Attention(causal=False, sliding_window=9),
+    "block_48": Attention(block_size=48),
+    "everything": EVERYTHING,
+}
+
+
+@dataclass(frozen=True)
+class History:
+    """All of a sequence's queries, keys and values."""
+
+    query: Floats  # [L, H, Dk]
+    key: Floats  # [L, Hkv, Dk]
+    value: Floats  # [L, Hkv, Dv]
+
+    @staticmethod
+    def random(spec: Attention, length: int, seed: int) -> History:
+        rng = np.random.default_rng(seed)
+
+        def normal(heads: int, size: int) -> Floats:
+            return rng.standard_normal((length, heads, size), dtype=np.float32)
+
+        return History(
+            normal(spec.heads, spec.key_size),
+            normal(spec.kv_heads, spec.key_size),
+            normal(spec.kv_heads, spec.value_size),
+        )
+
+
+def reference(spec: Attention, history: History, start: int, count: int) -> NDArray[np.float64]:
+    """[count, H, Dv]: each query head of each token against the keys that it sees, in float64."""
+    result = np.zeros((count, spec.heads, spec.value_size))
+    for position in range(start, start + count):
+        last = position + 1 if spec.causal else start + count
+        first = max(0, position - spec.sliding_window + 1) if spec.sliding_window else 0
+        for head in range(spec.heads):
+            kv_head = head // (spec.heads // spec.kv_heads)
+            keys = history.key[first:last, kv_head].astype(np.float64)
+            scores = keys @ history.query[position, head].astype(np.float64) * spec.scale
+            if spec.softcap:
+                scores = spec.softcap * np.tanh(scores / spec.softcap)
+            if spec.alibi:
+                scores += float(spec.slopes[head]) * (np.arange(first, last) - position)
+            logits = np.append(scores, spec.sink_values[head] if spec.sinks else -np.inf)
+            weights = np.exp(logits - logits.max())
+            weights /= weights.sum()
+            result[position - start, head] = weights[:-1] @ history.value[first:last, kv_head]
+    return result
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """`count` tokens of sequence `sequence`, from position `start` on."""
+
+    sequence: int
+    start: int
+    count: int
+
+
+@dataclass
+class PagedRun:
+    """A cache full of NaN, sequences in blocks at random places, and steps over it."""
+
+    session: onnxruntime.InferenceSession
+    spec: Attention
+    histories: Sequence[History]
+    seed: int = 0
+    cache: Floats = field(init=False)
+    tables: list[Ints] = field(init=False)
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        needed = [-(-len(h.query) // spec.block_size) for h in self.histories]
+        blocks = np.random.default_rng(self.seed).permutation(sum(needed) + 3).astype(np.int32)
+        self.tables = np.split(blocks, np.cumsum(needed))[:-1]
+        width = max(spec.key_size, spec.value_size)
+        shape = (len(blocks), 2, spec.kv_heads, spec.block_size, width)
+        self.cache = np.full(shape, np.nan, np.float32)
+
+    def slots(self, sequence: int, positions: Ints) -> Ints:
+        size = self.spec.block_size
+        return self.tables[sequence][positions // size] * size + positions % size
+
+    def preload(self, sequence: int, length: int) -> None:
+        """Puts a prefix into the cache as an earlier step would have."""
+        history = self.histories[sequence]
+        slots = self.slots(sequence, np.arange(length, dtype=np.int32))
+        blocks, offsets = slots // self.spec.block_size, slots % self.spec.block_size
+        n, _, heads, size, width = self.cache.shape
+        transposed = self.cache.reshape(n, 2, heads, width, size)
+        transposed[blocks, 0, :, : self.spec.key_size, offsets] = history.key[:length]
+        self.cache[blocks, 1, :, offsets, : self.spec.value_size] = history.value[:length]
+
+    def feeds(self, chunks: Sequence[Chunk]) -> dict[str, NDArray[Any]]:
+        def gather(name: str) -> Floats:
+            parts = [
+                getattr(self.histories[c.sequence], name)[c.start : c.start + c.count]
+                for c in chunks
+            ]
+            return np.concatenate(parts)
+
+        slots = [
+            self.slots(c.sequence, np.arange(c.start, c.start + c.count, dtype=np.int32))
+            for c in chunks
+        ]
+        width = max(len(self.tables[c.sequence]) for c in chunks) + 1
+        # Entries behind a sequence's blocks are never read.
+        tables = np.full((len(chunks), width), -7, np.int32)
+        for row, chunk in enumerate(chunks):
+            table = self.tables[chunk.sequence]
+            tables[row, : len(table)] = table
+        return {
+            "query": gather("query"),
+            "key": gather("key"),
+            "value": gather("value"),
+            "kv_cache": self.cache,
+            "slot_mapping": np.concatenate(slots).astype(np.int32),
+            "block_tables": tables,
+            "query_start_loc": np.cumsum([0, *(c.count for c in chunks)], dtype=np.int32),
+            "prefix_offsets": np.asarray([c.start for c in chunks], np.int32),
+            "sinks": self.spec.sink_values,
+            "alibi_slopes": self.spec.slopes,
+        }
+
+    def step(self, *chunks: Chunk) -> list[Floats]:
+        feeds = self.feeds(chunks)
+        attention = run_in_place(self.session, feeds, self.spec)
+        return np.split(attention, feeds["query_start_loc"][1:-1])
+
+    def chunked(self, size: int, sequence: int = 0, start: int = 0) -> Floats:
+        length = len(self.histories[sequence].query)
+        steps = range(start, length, size)
+        return np.concatenate(
+            [self.step(Chunk(sequence, at, min(size, length - at)))[0] for at in steps]
+        )
+
+
+def run_in_place(
+    session: onnxruntime.InferenceSession, feeds: dict[str, NDArray[Any]], spec: Attention
+) -> Floats:
+    """One run with the cache bound to input and output, as the runtime does it."""
+    attention = np.full((len(feeds["query"]), spec.heads, spec.value_size), np.nan, np.float32)
+    values = {
+        name: onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+        for name, array in {**feeds, "attention": attention}.items()
+    }
+    binding = session.io_binding()
+    for name in feeds:
+        binding.bind_ortvalue_input(name, values[name])
+    binding.bind_ortvalue_output("attention", values["attention"])
+    binding.bind_ortvalue_output("kv_cache_out", values["kv_cache"])
+    session.run_with_iobinding(binding)
+    return attention
+
+
+def one_node_model(attributes: dict[str, Any]) -> bytes:
+    """Says nothing of shapes, so that wrong ones reach the kernel."""
+
+    def info(name: str, element_type: int) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, element_type, None)
+
+    outputs = {"attention": FLOAT, "kv_cache_out": FLOAT}
+    node = helper.make_node("PagedAttention", [*INPUTS], [*outputs], domain="octavo", **attributes)
+    inputs = [info(*item) for item in INPUTS.items()]
+    graph = helper.make_graph([node], "attention", inputs, [info(*i) for i in outputs.items()])
+    opsets = [helper.make_opsetid("", 23), helper.make_opsetid("octavo", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return bytes(model.SerializeToString())
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One instruction set's build of the kernel."""
+
+    name: str
+    library: Path
+
+    def session(self, attributes: dict[str, Any], threads: int = 1) -> onnxruntime.InferenceSession:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 4
+        options.register_custom_ops_library(str(self.library))
+        with pytest.MonkeyPatch.context() as patch:
+            if self.name != "lanes16":
+                patch.setenv("OCTAVO_CPU_ISA", self.name)
+            return onnxruntime.InferenceSession(
+                one_node_model(attributes), options, providers=["CPUExecutionProvider"]
+            )
+
+    def run(
+        self, spec: Attention, histories: Sequence[History], threads: int = 1, seed: int = 0
+    ) -> PagedRun:
+        return PagedRun(self.session(spec.attributes, threads), spec, histories, seed)
+
+
+def build_lanes16() -> Path:
+    """The AVX-512 tile shapes in portable code; shipped nowhere, so the test builds it."""
+    search = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    cmake, ninja = shutil.which("cmake", path=search), shutil.which("ninja", path=search)
+    if cmake is None:
+        pytest.skip("cmake is needed to build the 16-lane test library")
+    folder = ROOT / "build" / "kernels-lanes16"
+    generator = ["-GNinja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
+    source = Path(kernels.__file__).resolve().parent
+    configure = [
+        cmake, f"-S{source}", f"-B{folder}", "-DCMAKE_BUILD_TYPE=Release",
+        "-DOCTAVO_KERNELS_LANES16=ON", f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={folder}", *generator,
+    ]  # fmt: skip
+    for command in (configure, [cmake, "--build", str(folder)]):
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    return folder / "liboctavo_kernels_lanes16.so"
+
+
+def find_variant(name: str) -> Variant:
+    if name == "lanes16":
+        return Variant(name, build_lanes16())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OCTAVO_CPU_ISA", name)
+        try:
+            assert kernels.instruction_set() == name
+        except BackendError:
+            pytest.skip(f"this CPU has no {name}")
+    return Variant(name, kernels.library_path())
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def variant(request: pytest.FixtureRequest) -> Variant:
+    return find_variant(request.param)
+
+
+@pytest.fixture(scope="module")
+def best() -> Variant:
+    return Variant(kernels.instruction_set(), kernels.library_path())
+
+
+def assert_same_bits(actual: Floats, expected: Floats) -> None:
+    np.testing.assert_array_equal(actual.view(np.uint32), expected.view(np.uint32))
+
+
+def assert_close(actual: Floats, expected: NDArray[np.float64]) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=4e-6)
+
+
+# --- against float64 ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_mixed_batch_matches_float64(variant: Variant, case: str) -> None:
+    spec = CASES[case]
+    histories = [History.random(spec, length, length) for length in (37, 71, 25, 33, 128)]
+    run = variant.run(spec, histories)
+    run.preload(1, 70)
+    run.preload(2, 20)
+    run.preload(4, 64)
+    prefill, decode, verify = Chunk(0, 0, 37), Chunk(1, 70, 1), Chunk(2, 20, 5)
+    idle, chunk = Chunk(3, 0, 0), Chunk(4, 64, 64)
+    outputs = run.step(prefill, decode, idle, verify, chunk)
+    for output, item in zip(outputs, (prefill, decode, idle, verify, chunk), strict=True):
+        history = histories[item.sequence]
+        assert_close(output, reference(spec, history, item.start, item.count))
+
+
+@pytest.mark.parametrize("case", ["grouped", "everything"])
+def test_a_context_of_several_segments_matches_float64(variant: Variant, case: str) -> None:
+    spec = CASES[case]
+    history = History.random(spec, 1300, 0)
+    run = variant.run(spec, [history])
+    run.preload(0, 1290)
+    (output,) = run.step(Chunk(0, 1290, 10))
+    assert_close(output, reference(spec, history, 1290, 10))
+
+
+def test_scores_far_apart_neither_overflow_nor_vanish(variant: Variant) -> None:
+    spec = Attention(scale=400.0)
+    history = History.random(spec, 90, 0)
+    (output,) = variant.run(spec, [history]).step(Chunk(0, 0, 90))
+    expected = reference(spec, history, 0, 90)
+    # Scores near 2,000 carry rounding errors of 1e-4, which the exponential turns relative.
+    np.testing.assert_allclose(output, expected, rtol=2e-3, atol=2e-3)
+
+
+# --- the cache ------------------------------------------------------------------------------------
+
+
+def test_keys_go_in_transposed_and_nothing_else_is_touched(variant: Variant) -> None:
+    spec = CASES["narrow_value"]
+    history = History.random(spec, 100, 0)
+    run, expected = (variant.run(spec, [history]) for _ in range(2))
+    run.step(Chunk(0, 0, 100))
+    expected.preload(0, 100)
+    assert_same_bits(run.cache, expected.cache)
+
+
+def test_slot_minus_1_writes_nothing(best: Variant) -> None:
+    spec = Attention()
+    history = History.random(spec, 40, 0)
+    run = best.run(spec, [history])
+    run.preload(0, 40)
+    before = run.cache.copy()
+    feeds = run.feeds([Chunk(0, 30, 10)])
+    feeds["slot_mapping"][:] = -1
+    feeds["key"] = feeds["key"] + 1
+    assert_close(run_in_place(run.session, feeds, spec), reference(spec, history, 30, 10))
+    assert_same_bits(run.cache, before)
+
+
+def test_unbound_outputs_leave_the_input_cache_alone(best: Variant) -> None:
+    spec = GROUPED
+    run = best.run(spec, [History.random(spec, 50, 0)])
+    run.preload(0, 20)
+    before = run.cache.copy()
+    attention, cache = run.session.run(None, run.feeds([Chunk(0, 20, 30)]))
+    assert_same_bits(run.cache, before)
+    (in_place,) = run.step(Chunk(0, 20, 30))
+    assert_same_bits(attention, in_place)
+    assert_same_bits(cache, run.cache)
+
+
+def test_a_step_without_tokens(best: Variant) -> None:
+    spec = Attention()
+    run = best.run(spec, [History.random(spec, 20, 0)])
+    run.preload(0, 20)
+    before = run.cache.copy()
+    (output,) = run.step(Chunk(0, 20, 0))
+    assert output.shape == (0, spec.heads, spec.value_size)
+    feeds = run.feeds([Chunk(0, 20, 0)])
+    feeds |= {
+        "block_tables": np.zeros((0, 0), np.int32),
+        "query_start_loc": np.zeros(1, np.int32),
+        "prefix_offsets": np.zeros(0, np.int32),
+    }
+    assert run_in_place(run.session, feeds, spec).shape == (0, spec.heads, spec.value_size)
+    assert_same_bits(run.cache, before)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("case", ["grouped", "window_19", "multi_head"])
+def test_no_row_is_touched_by_what_it_does_not_see(
+    variant: Variant, case: str, poison: float
+) -> None:
+    spec = CASES[case]
+    clean = History.random(spec, 70, 0)
+    spoilt = History(clean.query, clean.key.copy(), clean.value.copy())
+    spoilt.key[41], spoilt.value[41] = poison, poison
+    (expected,) = variant.run(spec, [clean]).step(Chunk(0, 0, 70))
+    (output,) = variant.run(spec, [spoilt]).step(Chunk(0, 0, 70))
+    assert_same_bits(output[:41], expected[:41])
+    if spec.sliding_window:
+        assert_same_bits(output[41 + spec.sliding_window :], expected[41 + spec.sliding_window :])
+
+
+# --- the same bits in every schedule --------------------------------------------------------------
+
+
+EXACT_CASES = ("grouped", "multi_query", "multi_head", "odd_head_size", "window_19", "everything")
+
+
+@pytest.mark.parametrize("case", EXACT_CASES)
+def test_chunks_do_not_change_a_bit(variant: Variant, case: str) -> None:
+    spec = CASES[case]
+    history = History.random(spec, 150, 0)
+    whole = variant.run(spec, [history]).chunked(150)
+    for seed, size in enumerate((1, 3, 16, 100)):
+        assert_same_bits(variant.run(spec, [history], seed=seed).chunked(size), whole)
+
+
+@pytest.mark.parametrize("case", EXACT_CASES)
+def test_batch_mates_and_places_do_not_change_a_bit(variant: Variant, case: str) -> None:
+    spec = CASES[case]
+    histories = [History.random(spec, length, length) for length in (95, 34, 61)]
+    alone = [variant.run(spec, [h]).chunked(len(h.query)) for h in histories]
+    run = variant.run(spec, histories, seed=5)
+    first = run.step(Chunk(2, 0, 13), Chunk(0, 0, 70), Chunk(1, 0, 34))
+    second = run.step(Chunk(0, 70, 25), Chunk(2, 13, 48))
+    assert_same_bits(np.concatenate([first[1], second[0]]), alone[0])
+    assert_same_bits(first[2], alone[1])
+    assert_same_bits(np.concatenate([first[0], second[1]]), alone[2])
+
+
+LONG_CASES = {
+    "plain": Attention(heads=4, kv_heads=2, key_size=32, value_size=32),
+    "one_head": Attention(heads=1, kv_heads=1),
+    "window": Attention(heads=2, kv_heads=1, sliding_window=700),
+    "sinks": Attention(heads=2, kv_heads=1, sinks=True, alibi=True),
+}
+
+
+@pytest.mark.parametrize("case", LONG_CASES)
+def test_segments_and_threads_do_not_change_a_bit(variant: Variant, case: str) -> None:
+    spec = LONG_CASES[case]
+    history = History.random(spec, 1600, 0)
+    whole = variant.run(spec, [history]).chunked(1600)
+    for threads in (1, 2):
+        run = variant.run(spec, [history], threads, seed=threads)
+        run.preload(0, 1600)
+        for start in (511, 512, 1023, 1060, 1599):
+            (decode,) = run.step(Chunk(0, start, 1))
+            assert_same_bits(decode, whole[start : start + 1])
+        for start, count in ((500, 30), (1000, 100), (1090, 510)):
+            (chunk,) = run.step(Chunk(0, start, count))
+            assert_same_bits(chunk, whole[start : start + count])
+
+
+def test_instruction_sets_agree_bit_for_bit() -> None:
+    """All fuse their multiply-adds but the portable one, which does so only where the CPU does."""
+    spec = EVERYTHING
+    history = History.random(spec, 700, 0)
+    outputs = {}
+    for name in ("avx2", "avx512", "lanes16"):
+        try:
+            found = find_variant(name)
+        except pytest.skip.Exception:
+            continue
+        outputs[name] = found.run(spec, [history]).chunked(700)
+    if len(outputs) < 2:
+        pytest.skip("needs two instruction sets with fused multiply-add")
+    first, *others = outputs.values()
+    for other in others:
+        assert_same_bits(other, first)
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> tuple[Attention, list[int], list[list[tuple[int, int]]]]:
+    """An attention, sequence lengths, and steps of (sequence, count) that feed all tokens."""
+    kv_heads = draw(st.integers(1, 3))
+    spec = Attention(
+        heads=kv_heads * draw(st.integers(1, 5)),
+        kv_heads=kv_heads,
+        key_size=draw(st.integers(1, 40)),
+        value_size=draw(st.integers(1, 40)),
+        block_size=draw(st.sampled_from([16, 32, 48, 64])),
+        sliding_window=draw(st.sampled_from([0, 1, 7, 40])),
+        softcap=draw(st.sampled_from([0.0, 4.0])),
+        sinks=draw(st.booleans()),
+        alibi=draw(st.booleans()),
+    )
+    lengths = draw(st.lists(st.integers(1, 90), min_size=1, max_size=4))
+    remaining, steps = list(lengths), []
+    while any(remaining):
+        waiting = [s for s, left in enumerate(remaining) if left]
+        chosen = draw(st.lists(st.sampled_from(waiting), min_size=1, unique=True))
+        steps.append([(s, draw(st.integers(1, remaining[s]))) for s in chosen])
+        for sequence, count in steps[-1]:
+            remaining[sequence] -= count
+    return spec, lengths, steps
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(schedules(), st.integers(0, 2**32 - 1))
+def test_any_schedule_gives_the_bits_of_each_sequence_alone(
+    best: Variant,
+    schedule: tuple[Attention, list[int], list[list[tuple[int, int]]]],
+    seed: int,
+) -> None:
+    spec, lengths, steps = schedule
+    histories = [History.random(spec, length, seed + i) for i, length in enumerate(lengths)]
+    run = best.run(spec, histories, threads=2, seed=seed)
+    done: list[list[Floats]] = [[] for _ in lengths]
+    for step in steps:
+        chunks = [Chunk(s, sum(map(len, done[s])), count) for s, count in step]
+        for chunk, output in zip(chunks, run.step(*chunks), strict=True):
+            done[chunk.sequence].append(output)
+    for history, parts in zip(histories, done, strict=True):
+        alone = best.run(spec, [history]).chunked(len(history.query))
+        assert_same_bits(np.concatenate(parts), alone)
+        assert_close(alone[-1:], reference(spec, history, len(alone) - 1, 1))
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+Change = Callable[[NDArray[Any]], NDArray[Any]]
+
+
+def put(index: int | tuple[int, ...], value: int) -> Change:
+    def change(array: NDArray[Any]) -> NDArray[Any]:
+        copy = array.copy()
+        copy[index] = value
+        return copy
+
+    return change
+
+
+def keep(*slices: slice) -> Change:
+    return lambda array: array[slices]
+
+
+def zeros(*shape: int) -> Change:
+    return lambda array: np.zeros(shape, array.dtype)
+
+
+FIRST_OF_TWO, ALL, BUT_FIRST = slice(1), slice(None), slice(1, None)
+# A step of 10 tokens behind a prefix of 30, in 3 of the cache's 6 blocks of 16.
+WRONG_INPUTS: list[tuple[str, Change, str]] = [
+    ("slot_mapping", put(3, 96), r"\[3\] is 96 and the cache has slots 0 to 95"),
+    ("slot_mapping", put(3, -2), r"\[3\] is -2"),
+    ("slot_mapping", keep(BUT_FIRST), "dimension 0 of slot_mapping is 9 and has to be 10"),
+    ("block_tables", put((0, 2), 6), r"\[0\]\[2\] is 6 and the cache has blocks 0 to 5"),
+    ("block_tables", put((0, 0), -1), r"\[0\]\[0\] is -1"),
+    ("block_tables", zeros(1, 2), "has 40 tokens and its 2 blocks of 16 hold 32"),
+    ("query_start_loc", put(0, 1), "starts with 1"),
+    ("query_start_loc", put(1, -1), "is -1, below 0"),
+    ("query_start_loc", put(1, 11), "ends with 11 and the step has 10"),
+    ("query_start_loc", zeros(3), "dimension 0 of query_start_loc is 3 and has to be 2"),
+    ("prefix_offsets", put(0, -1), "is -1; it counts tokens"),
+    ("prefix_offsets", put(0, 2**31 - 1), "hold 64"),
+    ("kv_cache", zeros(6, 2, 2, 8, 16), "block_size is 8 and this kernel needs a multiple of 16"),
+    ("kv_cache", zeros(6, 2, 2, 0, 16), "block_size is 0"),
+    ("kv_cache", keep(ALL, FIRST_OF_TWO), "dimension 1 of kv_cache is 1"),
+    ("kv_cache", keep(ALL, ALL, FIRST_OF_TWO), "dimension 2 of kv_cache is 1"),
+    ("kv_cache", zeros(6, 2, 2, 16, 20), "dimension 4 of kv_cache is 20 and has to be 16"),
+    ("query", zeros(10, 3, 16), "3 heads and key 2"),
+    ("query", zeros(10, 16), "query has 2 dimensions and needs 3"),
+    ("query", zeros(10, 4, 8), "dimension 2 of key is 16 and has to be 8"),
+    ("key", keep(BUT_FIRST), "dimension 0 of key is 9"),
+    ("value", keep(ALL, FIRST_OF_TWO), "dimension 1 of value is 1"),
+    ("value", zeros(10, 2, 513), "1 to 512"),
+    ("sinks", zeros(3), "dimension 0 of sinks is 3 and has to be 4"),
+    ("alibi_slopes", zeros(5), "dimension 0 of alibi_slopes is 5"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "message"), WRONG_INPUTS)
+def test_wrong_inputs_are_refused_before_anything_is_written(
+    best: Variant, name: str, change: Change, message: str
+) -> None:
+    spec = Attention()
+    run = best.run(spec, [History.random(spec, 40, 0)])
+    feeds = run.feeds([Chunk(0, 30, 10)])
+    feeds[name] = np.ascontiguousarray(change(feeds[name]))
+    before = feeds["kv_cache"].copy()
+    with pytest.raises(Exception, match=message):
+        run_in_place(run.session, feeds, spec)
+    assert_same_bits(feeds["kv_cache"], before)
+
+
+def test_blocks_behind_the_window_may_be_gone(best: Variant) -> None:
+    spec = Attention(sliding_window=10)
+    history = History.random(spec, 60, 0)
+    run = best.run(spec, [history])
+    run.preload(0, 60)
+    expected = reference(spec, history, 55, 5)
+    run.tables[0][:2] = -1
+    (output,) = run.step(Chunk(0, 55, 5))
+    assert_close(output, expected)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"k_transposed": 0}, "k_transposed is 0 and this kernel reads only"),
+        ({"scale": float("inf")}, "scale is missing or not finite"),
+        ({"softcap": -1.0}, "softcap is -1"),
+        ({"sliding_window": -5}, "sliding_window is -5"),
+        ({"causal": 2}, "causal is 2"),
+    ],
+)
+def test_wrong_attributes_are_refused(
+    best: Variant, attributes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(Exception, match=message):
+        best.session({**Attention().attributes, **attributes})
+
+
+def test_scale_has_no_default(best: Variant) -> None:
+    with pytest.raises(Exception, match="scale is missing"):
+        best.session({"k_transposed": 1})
+
+
+def test_an_instruction_set_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, best: Variant
+) -> None:
+    monkeypatch.setenv("OCTAVO_CPU_ISA", "sse9")
+    with pytest.raises(BackendError, match="OCTAVO_CPU_ISA is 'sse9'"):
+        kernels.instruction_set()
+    options = onnxruntime.SessionOptions()
+    with pytest.raises(Exception, match="OCTAVO_CPU_ISA is sse9 and this build knows"):
+        options.register_custom_ops_library(str(best.library))
+
+
+def test_a_missing_library_says_how_to_build_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "__init__.py"))
+    with pytest.raises(BackendError, match="make setup"):
+        kernels.library_path()
