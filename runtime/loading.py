@@ -1,0 +1,47 @@
+"""Opens an engine bundle: checked, hashed and loaded side by side."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from octavo.backends import registry
+from octavo.backends.base import Executable, LoadOptions
+from octavo.backends.bundle import verify_files
+from octavo.graphs.errors import IncompatibleEngineError
+from octavo.runtime.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from octavo.backends.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class LoadedEngine:
+    manifest: Manifest
+    executable: Executable
+    tokenizer: Tokenizer | None
+
+
+def load_engine(bundle: Path, manifest: Manifest, num_threads: int | None) -> LoadedEngine:
+    """Loads a bundle whose manifest was read; raises BundleError or BackendError."""
+    # Hashing the weights takes as long as importing the backend and loading them: neither waits.
+    with ThreadPoolExecutor(2, thread_name_prefix="octavo-load") as threads:
+        verified = threads.submit(verify_files, bundle, manifest)
+        tokenizer = threads.submit(Tokenizer.from_bundle, bundle, manifest.spec)
+        backend = registry.get(manifest.backend)
+        compatibility = backend.check(manifest)
+        if not compatibility.ok:
+            raise IncompatibleEngineError(f"{bundle} cannot run here: {compatibility.reason}")
+        try:
+            executable = backend.load(bundle, manifest, LoadOptions(num_threads=num_threads))
+        except BaseException:
+            verified.result()  # a changed file explains more than the failure it caused
+            raise
+        try:
+            verified.result()
+            return LoadedEngine(manifest, executable, tokenizer.result())
+        except BaseException:
+            executable.close()
+            raise

@@ -1,0 +1,53 @@
+"""When things happened to a request, on the monotonic clock, and what follows from that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """Times in seconds; a value is None until what it measures has happened."""
+
+    arrival_time: float  # on the clock of `time.monotonic`
+    queue_time: float | None  # from arrival to the first step that computes the request
+    time_to_first_token: float | None  # from arrival
+    time_per_output_token: float | None  # mean over the tokens after the first
+    total_time: float | None  # from arrival to the end of the request
+    num_cached_tokens: int  # prompt tokens found in the prefix cache
+    num_preemptions: int
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """The raw marks that the engine sets as a request moves on."""
+
+    arrival: float = 0.0
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    finished: float | None = None
+
+    def mark_tokens(self, now: float) -> None:
+        if self.first_token is None:
+            self.first_token = now
+        self.last_token = now
+
+    def metrics(
+        self, *, num_output_tokens: int, num_cached_tokens: int, num_preemptions: int
+    ) -> RequestMetrics:
+        time_per_output_token = None
+        if self.first_token is not None and self.last_token is not None and num_output_tokens > 1:
+            time_per_output_token = (self.last_token - self.first_token) / (num_output_tokens - 1)
+        return RequestMetrics(
+            arrival_time=self.arrival,
+            queue_time=self._since_arrival(self.first_scheduled),
+            time_to_first_token=self._since_arrival(self.first_token),
+            time_per_output_token=time_per_output_token,
+            total_time=self._since_arrival(self.finished),
+            num_cached_tokens=num_cached_tokens,
+            num_preemptions=num_preemptions,
+        )
+
+    def _since_arrival(self, mark: float | None) -> float | None:
+        return None if mark is None else mark - self.arrival

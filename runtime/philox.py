@@ -1,0 +1,39 @@
+"""Random numbers as a pure function of (seed, position): no state, so nothing depends on batching.
+
+Philox4x32-10 of J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+"""
+
+from __future__ import annotations
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+
+def philox4x32(
+    counter: tuple[int, int, int, int], key: tuple[int, int]
+) -> tuple[int, int, int, int]:
+    """Four random 32-bit words for a counter and a key, least significant words first."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        product0 = _MULTIPLIERS[0] * c0
+        product1 = _MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = (
+            (product1 >> 32) ^ c1 ^ k0,
+            product1 & _MASK,
+            (product0 >> 32) ^ c3 ^ k1,
+            product0 & _MASK,
+        )
+        k0 = (k0 + _KEY_STEPS[0]) & _MASK
+        k1 = (k1 + _KEY_STEPS[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def uniform(seed: int, position: int) -> float:
+    """The number in [0, 1), with 53 random bits, that belongs to a 64-bit seed and a position."""
+    low, high, _, _ = philox4x32(
+        (position & _MASK, position >> 32, 0, 0), (seed & _MASK, seed >> 32)
+    )
+    return ((high << 32 | low) >> 11) * 2.0**-53

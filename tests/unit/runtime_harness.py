@@ -1,0 +1,122 @@
+"""Engines on the null backend, without a bundle, for tests of the runtime's inner parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from octavo.backends.base import StepInputs, StepOutputs
+from octavo.backends.manifest import Limits
+from octavo.backends.null import expected_next_token
+from octavo.backends.null.bundle import mixed_profile
+from octavo.backends.null.executable import NullExecutable
+from octavo.runtime import invariants
+from octavo.runtime.capacity import EngineLimits
+from octavo.runtime.engine import Engine
+from octavo.runtime.request import Request
+from octavo.runtime.sampling_params import SamplingParams
+
+VOCAB_SIZE = 97
+
+
+class RecordingExecutable(NullExecutable):
+    """Keeps a copy of every step's inputs; `on_run` may raise, after the cache was written."""
+
+    def __init__(self, limits: Limits, vocab_size: int = VOCAB_SIZE) -> None:
+        super().__init__(vocab_size, limits, (mixed_profile(limits),))
+        self.steps: list[StepInputs] = []
+        self.on_run: Callable[[], None] | None = None
+
+    def run(self, inputs: StepInputs) -> StepOutputs:
+        copies = {f.name: getattr(inputs, f.name).copy() for f in dataclasses.fields(inputs)}
+        self.steps.append(StepInputs(**copies))
+        outputs = super().run(inputs)
+        if self.on_run is not None:
+            self.on_run()
+        return outputs
+
+
+class Harness:
+    """An engine whose invariants are checked after every step, and the executable under it."""
+
+    def __init__(
+        self,
+        *,
+        num_kv_blocks: int = 64,
+        block_size: int = 16,
+        max_model_len: int = 256,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 128,
+        enable_prefix_caching: bool = True,
+    ) -> None:
+        limits = Limits(
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            block_size=block_size,
+        )
+        self.executable = RecordingExecutable(limits)
+        self.engine = Engine(
+            self.executable,
+            EngineLimits(**limits.model_dump(), num_kv_blocks=num_kv_blocks),
+            sampled_vocab_size=VOCAB_SIZE,
+            enable_prefix_caching=enable_prefix_caching,
+        )
+        self._num_requests = 0
+
+    @property
+    def steps(self) -> list[StepInputs]:
+        return self.executable.steps
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int | None = 8,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        salt: bytes = b"",
+        **params: object,
+    ) -> Request:
+        """Queues a greedy request, unless `params` says otherwise."""
+        sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, **params})  # type: ignore[arg-type]
+        request = Request(
+            str(self._num_requests),
+            prompt,
+            sampling,
+            max_model_len=self.engine.limits.max_model_len,
+            eos_token_ids=eos_token_ids,
+            seed=sampling.seed or 0,
+            cache_salt=salt,
+        )
+        self._num_requests += 1
+        self.engine.add_request(request)
+        return request
+
+    def step(self) -> list[Request]:
+        progressed = self.engine.step()
+        self.check()
+        return progressed
+
+    def check(self) -> None:
+        invariants.check(invariants.snapshot(self.engine.scheduler))
+
+    def run(self) -> None:
+        """Steps until every request has finished, then checks that no block is in use."""
+        while self.engine.has_unfinished_requests:
+            self.step()
+        assert self.engine.pool.num_available == self.engine.pool.num_blocks
+
+
+def random_tokens(count: int, seed: int = 0) -> list[int]:
+    tokens: list[int] = np.random.default_rng(seed).integers(0, VOCAB_SIZE, count).tolist()
+    return tokens
+
+
+def alone(prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """The greedy continuation of a prompt, by the null backend's arithmetic alone."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(expected_next_token(tokens, VOCAB_SIZE))
+    return tokens[len(prompt) :]
