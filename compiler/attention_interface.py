@@ -154,6 +154,12 @@ def _attention_interface(
     if causal is None:
         causal = getattr(module, "is_causal", True)
     rule = attention_mask if isinstance(attention_mask, MaskRule) else MaskRule(bool(causal), 0)
+    if not rule.expressible:
+        raise UnsupportedModelError(
+            f"{name} asks for an attention mask that is neither causal nor a sliding window, which "
+            "paged attention cannot express: choose another model, or a --max-model-len at which "
+            "its mask is causal"
+        )
     if not rule.causal:
         raise UnsupportedModelError(
             f"{name} lets tokens see later tokens, so a prompt cannot be computed in steps: "

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-
-from octavo.graphs.errors import UnsupportedModelError
 
 # (batch index, head index, query positions, key positions) -> visible, as transformers defines it.
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -16,11 +14,12 @@ MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class MaskRule:
-    """A mask that `octavo::paged_attention` can express. It travels through HF's code in the place
-    of a mask tensor, so each layer tells which rule it was given."""
+    """What `octavo::paged_attention` can express of a mask. It travels through HF's code in the
+    place of a mask tensor, so each layer tells which rule it was given."""
 
     causal: bool
     sliding_window: int  # 0: all keys
+    expressible: bool = True  # False: the mask is another one (chunked, block-wise, ...)
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         seen = torch.ones(torch.broadcast_shapes(query.shape, key.shape), dtype=torch.bool)
@@ -34,7 +33,8 @@ class MaskRule:
 def infer_rule(mask_function: MaskFunction, max_position: int) -> MaskRule:
     """The rule that equals `mask_function` at sampled query positions up to `max_position`.
 
-    Raises UnsupportedModelError for any other mask (chunked, block-wise, prefix-bidirectional, ...).
+    Models prepare masks that none of their layers use, so a mask that no rule equals is no error
+    yet: its rule is marked inexpressible.
     """
     last = max_position - 1
     samples = {0, 1, 2, 3, 5, 17, last // 3, last // 2, last - 1, last}
@@ -46,9 +46,4 @@ def infer_rule(mask_function: MaskFunction, max_position: int) -> MaskRule:
     causal = not bool(seen[key.expand_as(seen) > query].any())
     count_at_last = int(seen[-1, : last + 1].sum())
     rule = MaskRule(causal, 0 if count_at_last == max_position else count_at_last)
-    if not torch.equal(rule.visible(query, key), seen):
-        raise UnsupportedModelError(
-            "the model asks for an attention mask that is neither causal nor a sliding window, "
-            "which a paged graph cannot express: choose another model"
-        )
-    return rule
+    return replace(rule, expressible=torch.equal(rule.visible(query, key), seen))

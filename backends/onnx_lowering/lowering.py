@@ -139,29 +139,35 @@ def to_onnx(program: CapturedProgram, *, k_transposed: bool) -> ir.Model:
     Weights stay shared with the program's tensors. Raises UnsupportedModelError naming a node that
     no rule lowers.
     """
+    graph = lower_graph(program.exported, k_transposed=k_transposed)
+    _name_inputs(graph.inputs)
+    _name_outputs(graph.outputs, program.spec.vocab_size, graph.inputs)
+    body = ir.from_proto(paged_attention_onnx.function())
+    return ir.Model(
+        graph, ir_version=IR_VERSION, producer_name="octavo", functions=[cast(ir.Function, body)]
+    )
+
+
+def lower_graph(exported: ExportedProgram, *, k_transposed: bool = False) -> ir.Graph:
+    """Any exported program as an ONNX graph, its inputs and outputs under the captured names."""
     _import_rules()
     builder = GraphBuilder()
     context = LoweringContext(builder, k_transposed)
     values: dict[fx.Node, Lowered] = {}
-    inputs = _lower_placeholders(program.exported, builder, values)
-    result: Sequence[ir.Value] = ()
-    for node in program.exported.graph.nodes:
+    inputs = _lower_placeholders(exported, builder, values)
+    outputs: Sequence[ir.Value] = ()
+    for node in exported.graph.nodes:
         if node.op == "call_function":
             values[node] = _lower_node(context, node, values)
         elif node.op == "output":
-            result = _mapped(node.args[0], values)
-    outputs = _name_outputs(result, program.spec.vocab_size, inputs)
-    graph = ir.Graph(
+            outputs = _mapped(node.args[0], values)
+    return ir.Graph(
         inputs,
-        outputs,
+        list(outputs),
         nodes=builder.nodes,
-        initializers=[v for v in builder.initializers if v.uses() or v in outputs],
+        initializers=[v for v in builder.initializers if v.uses()],
         opset_imports={"": OPSET_VERSION, DOMAIN: DOMAIN_VERSION},
         name="decoder",
-    )
-    body = ir.from_proto(paged_attention_onnx.function())
-    return ir.Model(
-        graph, ir_version=IR_VERSION, producer_name="octavo", functions=[cast(ir.Function, body)]
     )
 
 
@@ -182,7 +188,7 @@ def _lower_placeholders(
     for spec in exported.graph_signature.input_specs:
         node = nodes[spec.arg.name]
         if spec.kind is InputKind.USER_INPUT:
-            value = _step_input(len(inputs), node.meta["val"])
+            value = _input(node.name, node.meta["val"])
             inputs.append(value)
         else:
             name = cast(str, spec.target)
@@ -193,16 +199,10 @@ def _lower_placeholders(
     return inputs
 
 
-def _step_input(index: int, fake: torch.Tensor) -> ir.Value:
-    declared = bindings.STEP_INPUTS
-    if index < len(declared):
-        name, shape = declared[index].name, list(declared[index].shape)
-    else:
-        name = bindings.kv_cache_name(index - len(declared))
-        shape = [bindings.CACHE_BLOCKS, *(int(size) for size in fake.shape[1:])]
+def _input(name: str, fake: torch.Tensor) -> ir.Value:
     return ir.Value(
         name=name,
-        shape=ir.Shape(shape),
+        shape=ir.Shape([size if isinstance(size, int) else None for size in fake.shape]),
         type=ir.TensorType(tensor_adapters.from_torch_dtype(fake.dtype)),
     )
 
@@ -238,18 +238,28 @@ def _name_results(node: fx.Node, lowered: Lowered, added: list[ir.Node]) -> None
             value.type = ir.TensorType(tensor_adapters.from_torch_dtype(tensor.dtype))
 
 
+def _name_inputs(inputs: Sequence[ir.Value]) -> None:
+    """The step's arrays, then every layer's cache."""
+    declared = bindings.STEP_INPUTS
+    for value, binding in zip(inputs, declared, strict=False):
+        value.name, value.shape = binding.name, ir.Shape(list(binding.shape))
+    for layer, cache in enumerate(inputs[len(declared) :]):
+        cache.name = bindings.kv_cache_name(layer)
+        sizes = list(cast(ir.Shape, cache.shape))[1:]
+        cache.shape = ir.Shape([bindings.CACHE_BLOCKS, *sizes])
+
+
 def _name_outputs(
-    result: Sequence[ir.Value], vocab_size: int, inputs: Sequence[ir.Value]
-) -> list[ir.Value]:
-    """`result` is the logits, then every layer's cache, shaped as the cache that came in."""
-    logits, *caches = result
+    outputs: Sequence[ir.Value], vocab_size: int, inputs: Sequence[ir.Value]
+) -> None:
+    """The logits, then every layer's cache, shaped as the cache that came in."""
+    logits, *caches = outputs
     logits.name = bindings.LOGITS_NAME
     logits.shape = ir.Shape([bindings.LOGITS_ROWS, vocab_size])
     before = inputs[len(bindings.STEP_INPUTS) :]
     for layer, (cache, given) in enumerate(zip(caches, before, strict=True)):
         cache.name = bindings.kv_cache_output_name(layer)
         cache.shape, cache.type = given.shape, given.type
-    return list(result)
 
 
 @lowers("_operator.getitem")

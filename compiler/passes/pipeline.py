@@ -9,13 +9,14 @@ from torch.export import ExportedProgram
 
 from octavo.backends.manifest import PassRecord
 from octavo.compiler.passes.dead_code import remove_dead_code
+from octavo.compiler.passes.flatten_batch import flatten_batch
 from octavo.compiler.passes.functionalize import functionalize
 from octavo.graphs.program import CapturedProgram
 
 # A pass returns a program that computes the same, and its record.
 Pass = Callable[[ExportedProgram], tuple[ExportedProgram, PassRecord]]
 
-PASSES: tuple[Pass, ...] = (functionalize, remove_dead_code)
+PASSES: tuple[Pass, ...] = (functionalize, remove_dead_code, flatten_batch)
 
 
 def run_passes(program: CapturedProgram) -> CapturedProgram:

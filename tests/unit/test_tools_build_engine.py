@@ -1,0 +1,138 @@
+"""`build-engine`, with a compiler that writes an engine of the null backend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from octavo import compiler
+from octavo.backends import null
+from octavo.backends.bundle import read_manifest
+from octavo.backends.manifest import Limits
+from octavo.compiler import BuildConfig, BuildResult
+from octavo.compiler.stages import StageObserver, Stages
+from octavo.graphs.errors import CheckpointError
+from octavo.tools.build_engine import app
+
+
+class FakeCompiler:
+    """Runs two stages, of which only the second knows its size."""
+
+    def __init__(self) -> None:
+        self.configs: list[BuildConfig] = []
+
+    def build_engine(
+        self, config: BuildConfig, observer: StageObserver | None = None
+    ) -> BuildResult:
+        self.configs.append(config)
+        if config.model == "missing":
+            raise CheckpointError("missing is no checkpoint: give a folder")
+        stages = Stages(observer)
+        with stages.stage("capture") as stage:
+            stage.advance(1, 2)
+        with stages.stage("lower") as stage:
+            limits = Limits(
+                max_model_len=64, max_num_seqs=4, max_num_batched_tokens=32, block_size=8
+            )
+            null.write_engine(config.output, vocab_size=97, limits=limits)
+            stage.size = 3 << 20
+        return BuildResult(
+            path=config.output,
+            manifest=read_manifest(config.output),
+            stages=stages.records,
+            from_cache=False,
+        )
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCompiler:
+    made = FakeCompiler()
+    monkeypatch.setattr(compiler, "build_engine", made.build_engine)
+    return made
+
+
+def test_json_is_one_object_and_nothing_else(fake: FakeCompiler, tmp_path: Path) -> None:
+    output = tmp_path / "engine"
+    result = CliRunner().invoke(app, ["--model", "m", "--output", str(output), "--json"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    shown = json.loads(result.stdout)
+    assert shown["path"] == str(output)
+    assert shown["from_cache"] is False
+    assert [(stage["name"], stage["size_bytes"]) for stage in shown["stages"]] == [
+        ("capture", None),
+        ("lower", 3145728),
+    ]
+    assert 0 <= sum(stage["seconds"] for stage in shown["stages"]) <= shown["seconds"]
+    assert shown["total_size"] == (output / "model.null").stat().st_size
+    assert shown["limits"]["max_num_batched_tokens"] == 32
+    assert len(fake.configs) == 1
+
+
+def test_the_summary_names_stages_sizes_and_limits(fake: FakeCompiler, tmp_path: Path) -> None:
+    output = tmp_path / "engine"
+    result = CliRunner().invoke(app, ["--model", "m", "--output", str(output)])
+    assert result.exit_code == 0
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert any(line[:1] == ["lower"] and line[-2:] == ["3.0", "MiB"] for line in lines)
+    assert f"{output}: NullForCausalLM for null in float32" in result.stdout
+    assert "up to 64 tokens a request, 4 sequences and 32 tokens a step" in result.stdout
+    assert len(fake.configs) == 1
+
+
+def test_every_option_reaches_the_compiler(fake: FakeCompiler, tmp_path: Path) -> None:
+    output = tmp_path / "engine"
+    options = ["--backend=null", "--dtype=float32", "--max-model-len=100", "--max-num-seqs=3"]
+    options += ["--max-num-batched-tokens=50", "--block-size=8"]
+    options += ["--no-cache", "--trust-remote-code", "--json"]
+    result = CliRunner().invoke(app, ["--model", "m", "--output", str(output), *options])
+    assert result.exit_code == 0
+    (config,) = fake.configs
+    assert (
+        config.model_dump()
+        | {
+            "model": "m",
+            "output": output,
+            "backend": "null",
+            "dtype": "float32",
+            "max_model_len": 100,
+            "max_num_seqs": 3,
+            "max_num_batched_tokens": 50,
+            "block_size": 8,
+            "use_cache": False,
+            "trust_remote_code": True,
+        }
+        == config.model_dump()
+    )
+
+
+def test_options_left_out_take_the_compilers_defaults(fake: FakeCompiler, tmp_path: Path) -> None:
+    output = tmp_path / "engine"
+    CliRunner().invoke(app, ["--model", "m", "--output", str(output)])
+    assert fake.configs == [BuildConfig(model="m", output=output)]
+
+
+def test_a_refused_checkpoint_is_one_sentence(fake: FakeCompiler, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["--model", "missing", "--output", str(tmp_path / "engine")])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "error: missing is no checkpoint: give a folder\n"
+    assert len(fake.configs) == 1
+
+
+@pytest.mark.parametrize("option", ["--block-size", "--max-num-seqs", "--max-model-len"])
+def test_a_value_out_of_range_is_wrong_usage(
+    fake: FakeCompiler, tmp_path: Path, option: str
+) -> None:
+    result = CliRunner().invoke(app, ["--model", "m", "--output", str(tmp_path), option, "0"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"error: {option}: ")
+    assert result.stderr.count("\n") == 1
+    assert fake.configs == []
+
+
+def test_model_and_output_are_required() -> None:
+    result = CliRunner().invoke(app, ["--model", "m"])
+    assert result.exit_code == 2
+    assert "--output" in result.stderr

@@ -1,0 +1,1 @@
+"""Benchmarks: scenarios in JSON files, each measured in fresh processes."""

@@ -1,0 +1,99 @@
+"""What a scenario file may say: one scenario a file, its `kind` decides the fields."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from octavo.graphs.errors import OctavoError
+
+FOLDER = Path(__file__).parent / "scenarios"
+
+
+class ScenarioBase(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    description: str
+    runs: int = Field(default=5, ge=1, description="measured runs, of which the median counts")
+    at_most: float | None = Field(default=None, description="the target of a value to be small")
+    at_least: float | None = Field(default=None, description="the target of a value to be large")
+
+
+class ImportTime(ScenarioBase):
+    """Seconds that `import module` takes in a fresh process."""
+
+    kind: Literal["import_time"]
+    module: str
+
+
+class FirstToken(ScenarioBase):
+    """Seconds from the start of a process to the first token of a built engine."""
+
+    kind: Literal["first_token"]
+    prompt_tokens: int = Field(ge=1)
+
+
+class BuildTime(ScenarioBase):
+    """Seconds of `build-engine` without the build cache, from process start to end."""
+
+    kind: Literal["build_time"]
+
+
+class Throughput(ScenarioBase):
+    """Generated tokens a second, prefill included, of `num_seqs` requests sent at once."""
+
+    kind: Literal["throughput"]
+    num_seqs: int = Field(ge=1)
+    prompt_tokens: int = Field(ge=1)
+    output_tokens: int = Field(ge=1)
+
+
+class TimeToFirstToken(ScenarioBase):
+    """Milliseconds from a request's arrival to its first token, nothing else running."""
+
+    kind: Literal["time_to_first_token"]
+    prompt_tokens: int = Field(ge=1)
+
+
+class PeakMemory(ScenarioBase):
+    """MiB of peak resident memory of a fresh process that serves `num_seqs` requests."""
+
+    kind: Literal["peak_memory"]
+    num_seqs: int = Field(ge=1)
+    prompt_tokens: int = Field(ge=1)
+    output_tokens: int = Field(ge=1)
+    kv_cache_memory: str
+
+
+Serving = Throughput | TimeToFirstToken | PeakMemory | FirstToken
+Scenario = Annotated[
+    ImportTime | FirstToken | BuildTime | Throughput | TimeToFirstToken | PeakMemory,
+    Field(discriminator="kind"),
+]
+UNITS = {
+    "import_time": "s",
+    "first_token": "s",
+    "build_time": "s",
+    "throughput": "tokens/s",
+    "time_to_first_token": "ms",
+    "peak_memory": "MiB",
+}
+parser: TypeAdapter[Scenario] = TypeAdapter(Scenario)
+
+
+def load(folder: Path = FOLDER) -> list[Scenario]:
+    """The scenarios of a folder, by file name; raises OctavoError naming a file that is wrong."""
+    scenarios = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            scenarios.append(parser.validate_json(path.read_bytes()))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise OctavoError(f"{path.name} is no scenario: {where}: {first['msg']}") from None
+    if not scenarios:
+        raise OctavoError(f"{folder} holds no scenarios (*.json)")
+    return scenarios

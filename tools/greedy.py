@@ -1,0 +1,93 @@
+"""Greedy decoding of one sequence, straight on the backend protocol and without the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from octavo.backends import bundle, registry
+from octavo.backends.base import Float32Array, LoadOptions, StepInputs
+from octavo.backends.manifest import Manifest
+from octavo.graphs.errors import IncompatibleEngineError, RequestError
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What greedy decoding made of one prompt."""
+
+    prompt_logits: Float32Array  # [V], of the prompt's last position
+    token_ids: tuple[int, ...]  # ends with an end-of-text token or at the length asked for
+
+
+class GreedyDecoder:
+    """An engine opened for one sequence at a time; use it as a context manager."""
+
+    def __init__(self, engine: Path, num_threads: int | None = None) -> None:
+        """Raises BundleError, IncompatibleEngineError or BackendError if it cannot be opened."""
+        self.manifest: Manifest = bundle.read_manifest(engine)
+        bundle.verify_files(engine, self.manifest)
+        backend = registry.get(self.manifest.backend)
+        compatibility = backend.check(self.manifest)
+        if not compatibility.ok:
+            raise IncompatibleEngineError(f"{engine} cannot run here: {compatibility.reason}")
+        self._executable = backend.load(engine, self.manifest, LoadOptions(num_threads))
+        self._num_blocks = self.manifest.limits.max_blocks_per_seq
+        self._executable.allocate_kv_cache(self._num_blocks)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._executable.close()
+
+    def decode(self, prompt: list[int], max_tokens: int) -> Continuation:
+        """Prefills `prompt` in chunks of the engine's token budget, then decodes token by token.
+
+        Raises RequestError if the prompt is empty or leaves no room for `max_tokens`.
+        """
+        limits, spec = self.manifest.limits, self.manifest.spec
+        if not prompt:
+            raise RequestError("the prompt has no tokens: give at least one")
+        if len(prompt) + max_tokens > limits.max_model_len:
+            raise RequestError(
+                f"a prompt of {len(prompt)} tokens and {max_tokens} to generate exceed the "
+                f"engine's max_model_len of {limits.max_model_len}: shorten one of them"
+            )
+        budget = limits.max_num_batched_tokens
+        for start in range(0, len(prompt), budget):
+            logits = self._step(prompt[start : start + budget], start)
+        prompt_logits, tokens = logits, [self._best(logits)]
+        while len(tokens) < max_tokens and tokens[-1] not in spec.eos_token_ids:
+            logits = self._step(tokens[-1:], len(prompt) + len(tokens) - 1)
+            tokens.append(self._best(logits))
+        return Continuation(prompt_logits, tuple(tokens))
+
+    def _step(self, token_ids: list[int], num_computed: int) -> Float32Array:
+        """Feeds tokens at the positions from `num_computed` on; logits [V] of the last one."""
+        count = len(token_ids)
+        positions = np.arange(num_computed, num_computed + count, dtype=np.int32)
+        outputs = self._executable.run(
+            StepInputs(
+                token_ids=np.array(token_ids, np.int32),
+                positions=positions,
+                slot_mapping=positions,  # block i of the pool is block i of the sequence
+                block_tables=np.arange(self._num_blocks, dtype=np.int32)[None],
+                query_start_loc=np.array([0, count], np.int32),
+                prefix_offsets=np.array([num_computed], np.int32),
+                logits_indices=np.array([count - 1], np.int32),
+            )
+        )
+        row: Float32Array = outputs.logits[0].copy()
+        return row
+
+    def _best(self, logits: Float32Array) -> int:
+        return int(logits[: self.manifest.spec.sampled_vocab_size].argmax())

@@ -1,0 +1,21 @@
+"""The console script `octavo`; each command lives in its own module."""
+
+from __future__ import annotations
+
+from octavo.tools.console import application
+from octavo.tools.generate import generate
+from octavo.tools.inspect_engine import inspect
+from octavo.tools.verify import verify
+
+app = application("Runs and examines the engines that `build-engine` makes.")
+app.command()(generate)
+app.command()(inspect)
+app.command()(verify)
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

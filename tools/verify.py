@@ -1,0 +1,197 @@
+"""`octavo verify`: an engine's logits and greedy tokens against the checkpoint's own model."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+
+from octavo.graphs.errors import RequestError
+from octavo.tools import console
+
+if TYPE_CHECKING:
+    from octavo.backends.base import Float32Array
+    from octavo.backends.manifest import Manifest
+    from octavo.graphs.spec import ModelSpec
+    from octavo.tools.greedy import Continuation
+
+PROMPTS = (
+    "The capital of France is",
+    "def fibonacci(n):\n    ",
+    "Once upon a time, in a land far away, there lived",
+)
+# Two tokens whose logits in the reference lie closer than this are a tie: either may come first.
+TIE = 1e-3
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the checkpoint's own model makes of one prompt, with `do_sample=False`."""
+
+    token_ids: tuple[int, ...]
+    logits: Float32Array  # [len(token_ids), V], those each token was chosen from
+
+
+@dataclass(frozen=True)
+class Comparison:
+    prompt: str
+    num_prompt_tokens: int
+    max_logit_difference: float
+    num_tokens: int
+    num_equal_tokens: int
+    first_divergence: int | None  # index of the first generated token that differs
+    is_tie: bool  # whether the reference's two best logits there lie within TIE
+    passed: bool
+
+
+@console.reports_errors
+def verify(
+    engine: Annotated[Path, typer.Argument(help="Engine folder.")],
+    model: Annotated[str, typer.Option(help="The checkpoint that the engine was built from.")],
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", "-p", help="A prompt; repeat it for more.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to compare per prompt.")] = 32,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="Largest difference of a logit that passes.")
+    ] = 1e-3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compare an engine with its checkpoint; exit with 1 where they differ."""
+    from octavo.tools.greedy import GreedyDecoder
+
+    with GreedyDecoder(engine) as decoder:
+        manifest = decoder.manifest
+        prompts = _tokenize(engine, manifest, prompt)
+        ours = [decoder.decode(ids, max_tokens) for ids in prompts.values()]
+    theirs = _references(model, manifest.spec, list(prompts.values()), max_tokens)
+    rows = [
+        _compare(text, len(ids), ours[i], theirs[i], tolerance)
+        for i, (text, ids) in enumerate(prompts.items())
+    ]
+    passed = all(row.passed for row in rows)
+    if as_json:
+        results = [_as_json(row) for row in rows]
+        console.print_json({"passed": passed, "tolerance": tolerance, "prompts": results})
+    else:
+        _print(rows, tolerance)
+    if not passed:
+        raise typer.Exit(1)
+
+
+def _tokenize(engine: Path, manifest: Manifest, given: list[str] | None) -> dict[str, list[int]]:
+    """Token ids by prompt; random ids for a model without a tokenizer."""
+    from octavo.runtime.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_bundle(engine, manifest.spec)
+    if tokenizer is not None:
+        return {text: tokenizer.encode(text) for text in given or PROMPTS}
+    if given:
+        raise RequestError(
+            f"{engine} has no tokenizer: leave out --prompt and random token ids are compared"
+        )
+    generator = np.random.default_rng(0)
+    lengths = [n for n in (1, 7, 31) if n < manifest.limits.max_model_len]
+    return {
+        f"{length} random tokens": generator.integers(
+            manifest.spec.sampled_vocab_size, size=length
+        ).tolist()
+        for length in lengths
+    }
+
+
+def _references(
+    model: str, spec: ModelSpec, prompts: list[list[int]], max_tokens: int
+) -> list[Reference]:
+    import torch
+    from transformers import GenerationConfig
+
+    from octavo.compiler.checkpoints import open_checkpoint
+
+    # generate() warns of settings that greedy decoding does not use.
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    reference: Any = open_checkpoint(model).load_model(torch.float32)
+    eos = list(spec.eos_token_ids) or None
+    make_config: Any = GenerationConfig  # untyped
+    config = make_config(
+        do_sample=False,
+        max_new_tokens=max_tokens,
+        eos_token_id=eos,
+        pad_token_id=eos[0] if eos else 0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    results = []
+    for ids in prompts:
+        rows = torch.tensor([ids])
+        with torch.inference_mode():
+            output = reference.generate(
+                rows, attention_mask=torch.ones_like(rows), generation_config=config
+            )
+        logits = torch.cat(output.logits).float().numpy()
+        results.append(Reference(tuple(output.sequences[0, len(ids) :].tolist()), logits))
+    return results
+
+
+def _compare(
+    prompt: str,
+    num_prompt_tokens: int,
+    ours: Continuation,
+    theirs: Reference,
+    tolerance: float,
+) -> Comparison:
+    difference = float(np.abs(ours.prompt_logits - theirs.logits[0]).max())
+    length = max(len(ours.token_ids), len(theirs.token_ids))
+    equal = 0
+    for mine, other in zip(ours.token_ids, theirs.token_ids, strict=False):
+        if mine != other:
+            break
+        equal += 1
+    divergence = equal if equal < length else None
+    tie = False
+    if divergence is not None and divergence < len(theirs.logits):
+        second, best = np.partition(theirs.logits[divergence], -2)[-2:]
+        tie = bool(best - second <= TIE)
+    return Comparison(
+        prompt=prompt,
+        num_prompt_tokens=num_prompt_tokens,
+        max_logit_difference=difference,
+        num_tokens=length,
+        num_equal_tokens=equal,
+        first_divergence=divergence,
+        is_tie=tie,
+        # A NaN compares false with everything, so it fails here.
+        passed=difference <= tolerance and (divergence is None or tie),
+    )
+
+
+def _as_json(row: Comparison) -> dict[str, Any]:
+    difference = row.max_logit_difference
+    finite = difference if math.isfinite(difference) else None
+    return {**dataclasses.asdict(row), "max_logit_difference": finite}
+
+
+def _print(rows: list[Comparison], tolerance: float) -> None:
+    table = console.table(
+        f"against the checkpoint in float32, logits within {tolerance:g}",
+        "prompt", "tokens>", "max logit difference>", "equal tokens>", "first divergence", "result",
+    )  # fmt: skip
+    for row in rows:
+        where = "none"
+        if row.first_divergence is not None:
+            where = f"token {row.first_divergence}" + (" (a tie)" if row.is_tie else "")
+        table.add_row(
+            row.prompt.replace("\n", "\\n"),
+            str(row.num_prompt_tokens),
+            f"{row.max_logit_difference:.2e}",
+            f"{row.num_equal_tokens} of {row.num_tokens}",
+            where,
+            "equal" if row.passed else "DIFFERENT",
+        )
+    console.print_tables(table)
