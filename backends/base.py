@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:  # pydantic stays off the import path of `octavo.runtime`
     from octavo.backends.manifest import KvLayout, Limits, Manifest, Profile, Target
     from octavo.graphs.program import CapturedProgram
-    from octavo.graphs.spec import CacheDType, ModelSpec
+    from octavo.graphs.spec import CacheDType
 
 Int32Array = NDArray[np.int32]
 Float32Array = NDArray[np.float32]
@@ -21,7 +21,7 @@ Float32Array = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class StepInputs:
-    """One flattened step, as `octavo.graphs.bindings` declares it; every array is contiguous int32."""
+    """One flattened step, as `octavo.graphs.bindings` declares it; arrays are contiguous int32."""
 
     token_ids: Int32Array  # [T]
     positions: Int32Array  # [T]
@@ -114,12 +114,10 @@ class Backend(Protocol):
     def require(self, options: BuildOptions) -> None:
         """Raises BuildError for options that this backend cannot build, before any work is done."""
 
-    def supports(self, program: CapturedProgram, options: BuildOptions) -> Report:
+    def supports(self, program: CapturedProgram) -> Report:
         """Names every node that cannot be run."""
 
-    def build(
-        self, program: CapturedProgram, spec: ModelSpec, options: BuildOptions, staging: Path
-    ) -> BuiltFiles:
+    def build(self, program: CapturedProgram, options: BuildOptions, staging: Path) -> BuiltFiles:
         """Writes the ahead-of-time artefact into `staging`."""
 
     def check(self, manifest: Manifest) -> Compatibility:

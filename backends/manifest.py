@@ -1,4 +1,4 @@
-"""The engine bundle's manifest: everything the runtime needs to know, and nothing of the build machine."""
+"""The engine bundle's manifest: all that the runtime needs, and nothing of the build machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from octavo.graphs.bindings import DType
-from octavo.graphs.spec import CacheDType, Frozen, ModelSpec
+from octavo.graphs.spec import CacheDType, Frozen, ModelSpec, PassRecord
 
 FORMAT_VERSION = 1
 
@@ -15,7 +15,7 @@ KvLayout = Literal["reference", "k_transposed"]
 
 
 class Limits(Frozen):
-    """The largest step and request an engine accepts; the runtime may lower them, never raise them."""
+    """The largest step and request of an engine; the runtime may lower them, never raise them."""
 
     max_model_len: int = Field(ge=1, description="tokens of prompt and output of one request")
     max_num_seqs: int = Field(ge=1, description="sequences in one step")
@@ -36,7 +36,7 @@ class Range(Frozen):
 
 
 class Profile(Frozen):
-    """A named family of step shapes, such as decode; `dims` maps a symbolic dimension to its range."""
+    """A named family of step shapes, such as decode: a range for each symbolic dimension."""
 
     name: str
     dims: dict[str, Range]
@@ -46,14 +46,6 @@ class BindingRecord(Frozen):
     name: str
     dtype: DType
     shape: tuple[str | int, ...]
-
-
-class PassRecord(Frozen):
-    """What one graph pass did: how often it matched, and what it left alone and why."""
-
-    name: str
-    matches: int = Field(ge=0)
-    skipped: tuple[str, ...] = ()
 
 
 class FileRecord(Frozen):

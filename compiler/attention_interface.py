@@ -7,8 +7,9 @@ replays the observed masks, since tensors have no values there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from octavo.graphs.spec import AttentionSpec
 
 IMPLEMENTATION = "octavo_paged"
 
-# Keyword arguments that do not change what an inference step computes, or that the mask rule covers.
+# Arguments that do not change what an inference step computes, or that the mask rule covers.
 _NEUTRAL_ARGUMENTS = frozenset(
     {
         "cache_position",
@@ -70,7 +71,11 @@ class StepContext:
         return self.masks[self._mask_calls - 1]
 
     def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec,
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        spec: AttentionSpec,
         sinks: Tensor | None,
     ) -> Tensor:
         """query [T, H, Dk]; key, value [T, Hkv, D] -> [T, H, Dv]."""
@@ -95,25 +100,20 @@ class StepContext:
             0,
         )
         self.new_caches.append(cache)
-        return attention
+        return cast(Tensor, attention)
 
 
 _current: StepContext | None = None
 
 
-class active:
+@contextmanager
+def active(context: StepContext) -> Iterator[None]:
     """Makes `context` the one that HF's code reaches; captures do not nest."""
-
-    def __init__(self, context: StepContext) -> None:
-        self._context = context
-
-    def __enter__(self) -> StepContext:
-        global _current
-        _current = self._context
-        return self._context
-
-    def __exit__(self, *_: object) -> None:
-        global _current
+    global _current
+    _current = context
+    try:
+        yield
+    finally:
         _current = None
 
 
@@ -176,8 +176,8 @@ def _attention_interface(
         softcap=float(softcap or 0.0),
         has_sinks=s_aux is not None,
     )
-    rows = (x[0].transpose(0, 1) for x in (query, key, value))
-    return _context().attend(module, *rows, spec, s_aux)[None], None
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return _context().attend(q, k, v, spec, s_aux)[None], None
 
 
 AttentionInterface.register(IMPLEMENTATION, _attention_interface)

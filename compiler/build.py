@@ -107,6 +107,7 @@ def _build(config: BuildConfig, checkpoint: Checkpoint, output: Path, stages: St
             import torch  # takes seconds, as does transformers for the config
 
             from octavo.compiler.capture import capture, max_positions
+            from octavo.compiler.passes import run_passes
 
             positions = max_positions(checkpoint.config, config.max_model_len)
             limits = config.limits(positions)
@@ -121,11 +122,12 @@ def _build(config: BuildConfig, checkpoint: Checkpoint, output: Path, stages: St
         with stages.stage("capture"):
             program = capture(model, checkpoint.token_facts(), limits, dtype)
         with stages.stage("passes"):
-            program = _optimised(program, backend, options)
+            program = run_passes(program)
         with stages.stage("proof"):
             _prove(program, dtype)
+        _require_supported(program.spec, backend.name, backend.supports(program))
         with stages.stage(backend.name) as stage:
-            built = backend.build(program, program.spec, options, staging)
+            built = backend.build(program, options, staging)
             stage.size = sum((staging / file).stat().st_size for file in built.files)
         with stages.stage("tokenizer"):
             checkpoint.write_tokenizer(staging)
@@ -133,16 +135,6 @@ def _build(config: BuildConfig, checkpoint: Checkpoint, output: Path, stages: St
             manifest = publish(staging, output, _manifest(program, backend, options, built))
             stage.size = _size(manifest)
     return manifest
-
-
-def _optimised(
-    program: CapturedProgram, backend: Backend, options: BuildOptions
-) -> CapturedProgram:
-    from octavo.compiler.passes import run_passes
-
-    program = run_passes(program)
-    _require_supported(program.spec, backend.name, backend.supports(program, options))
-    return program
 
 
 def _prove(program: CapturedProgram, dtype: torch.dtype) -> None:

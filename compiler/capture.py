@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from transformers import PreTrainedModel
 
-from octavo.backends.manifest import Limits, PassRecord
+from octavo.backends.manifest import Limits
 from octavo.compiler import rope
 from octavo.compiler.attention_interface import IMPLEMENTATION, StepContext, active
 from octavo.compiler.checkpoints import TokenFacts
@@ -21,7 +21,7 @@ from octavo.compiler.isolation import module_tracer, prove_isolation
 from octavo.graphs.bindings import STEP_INPUTS
 from octavo.graphs.errors import OctavoError, UnsupportedModelError
 from octavo.graphs.program import CapturedProgram
-from octavo.graphs.spec import AttentionSpec, ModelSpec
+from octavo.graphs.spec import AttentionSpec, ModelSpec, PassRecord
 
 # Symbolic sizes need examples of at least two: torch.export specialises on zero and one.
 _EXAMPLE_LENGTHS = (4, 3)
@@ -74,7 +74,9 @@ class ExampleStep:
     caches: list[Tensor]
 
 
-def _example_step(layers: tuple[AttentionSpec, ...], block_size: int, dtype: torch.dtype) -> ExampleStep:
+def _example_step(
+    layers: tuple[AttentionSpec, ...], block_size: int, dtype: torch.dtype
+) -> ExampleStep:
     first, second = _EXAMPLE_LENGTHS
     total = first + second
     positions = torch.cat([torch.arange(first), torch.arange(second)])
@@ -182,12 +184,14 @@ def capture(
             prove_isolation(module_tracer(decoder), spec, limits.block_size, dtype)
             raise
     _reject_static_shapes(exported)
-    records = (PassRecord(name="freeze_rotary", matches=len(notes), skipped=notes),) if notes else ()
+    records = (
+        (PassRecord(name="freeze_rotary", matches=len(notes), skipped=notes),) if notes else ()
+    )
     return CapturedProgram(exported, spec, limits.block_size, records)
 
 
 def _traced(run: Any, model: PreTrainedModel) -> Any:
-    """Runs a trace of third-party code: its warnings are not the user's, its errors name the model."""
+    """Runs third-party code: its warnings are not the user's, its errors name the model."""
     logger = logging.getLogger("torch.export")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -209,9 +213,7 @@ def _traced(run: Any, model: PreTrainedModel) -> Any:
 
 def _reject_static_shapes(exported: torch.export.ExportedProgram) -> None:
     """A dimension that tracing fixed to its example's size would serve one shape only."""
-    placeholders = {
-        node.name: node for node in exported.graph.nodes if node.op == "placeholder"
-    }
+    placeholders = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     names = exported.graph_signature.user_inputs
     for binding, name in zip(STEP_INPUTS, names, strict=False):
         shape = placeholders[str(name)].meta["val"].shape
@@ -230,7 +232,7 @@ def _spec(
     limits: Limits,
 ) -> ModelSpec:
     config = model.config.get_text_config()
-    head = model.get_output_embeddings()
+    head = cast(Any, model).get_output_embeddings()
     vocab_size = int(head.weight.shape[0]) if head is not None else int(config.vocab_size)
     return ModelSpec(
         architecture=type(model).__name__,
@@ -249,7 +251,7 @@ def _spec(
 
 
 def max_positions(config: Any, chosen: int | None = None) -> int:
-    """Positions a model was made for (GPT-2 calls them `n_positions`); `chosen` if it names none."""
+    """Positions a model was made for (`n_positions` in GPT-2); `chosen` if it names none."""
     text = config.get_text_config()
     found = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
     found = found or chosen

@@ -17,7 +17,7 @@ DEFAULT_BLOCK_SIZE = 16
 
 
 class BuildConfig(Frozen):
-    """Options of `build-engine`; `model` is a local HF folder, a `.gguf` file or a packaged name."""
+    """Options of `build-engine`; `model` is an HF folder, a `.gguf` file or a packaged name."""
 
     model: str
     output: Path
@@ -39,8 +39,8 @@ class BuildConfig(Frozen):
         length = max_positions if self.max_model_len is None else self.max_model_len
         if length > max_positions:
             raise BuildError(
-                f"max_model_len {length} is more than the {max_positions} positions of {self.model}: "
-                f"choose at most {max_positions}"
+                f"max_model_len {length} is more than the {max_positions} positions of "
+                f"{self.model}: choose at most {max_positions}"
             )
         return Limits(
             max_model_len=length,

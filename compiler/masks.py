@@ -22,7 +22,7 @@ class MaskRule:
     expressible: bool = True  # False: the mask is another one (chunked, block-wise, ...)
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
-        seen = torch.ones(torch.broadcast_shapes(query.shape, key.shape), dtype=torch.bool)
+        seen = torch.ones_like(query + key, dtype=torch.bool)
         if self.causal:
             seen &= key <= query
         if self.sliding_window:

@@ -22,8 +22,9 @@ MAX_DRAFT_TOKENS = 8
 def make_profiles(limits: Limits) -> tuple[Profile, ...]:
     """decode: one token a sequence; prefill: one long sequence; mixed: a chunk beside decodes;
     verify: a sampled token and its drafts for each sequence."""
-    tokens, sequences = limits.max_num_batched_tokens, min(
-        limits.max_num_seqs, limits.max_num_batched_tokens
+    tokens, sequences = (
+        limits.max_num_batched_tokens,
+        min(limits.max_num_seqs, limits.max_num_batched_tokens),
     )
     few = max(1, sequences // 4)
     verified = min(tokens, sequences * (MAX_DRAFT_TOKENS + 1))

@@ -35,7 +35,9 @@ def _types(rope_type: object) -> list[tuple[str | None, str]]:
     return list(rope_type.items()) if isinstance(rope_type, dict) else []
 
 
-def _freeze_module(module: Any, layer_type: str | None, kind: str, max_model_len: int) -> str | None:
+def _freeze_module(
+    module: Any, layer_type: str | None, kind: str, max_model_len: int
+) -> str | None:
     if kind != "longrope" and "dynamic" not in kind:
         return None
     parameters = module.config.rope_parameters

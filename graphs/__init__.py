@@ -1,1 +1,1 @@
-"""What is compiled: operator definitions, bindings and the model spec. Importing it needs no torch."""
+"""What is compiled: operators, bindings and the model spec. Importing it needs no torch."""

@@ -67,7 +67,9 @@ HIDDEN_STATES_NAME = "hidden_states"
 
 def logits(vocab_size: int) -> Binding:
     """f32 [L, vocab_size]: the rows asked for by `logits_indices`."""
-    return Binding(LOGITS_NAME, "float32", (LOGITS_ROWS, vocab_size), "logits of the rows asked for")
+    return Binding(
+        LOGITS_NAME, "float32", (LOGITS_ROWS, vocab_size), "logits of the rows asked for"
+    )
 
 
 def kv_cache_name(layer: int) -> str:
@@ -79,7 +81,9 @@ def kv_cache_output_name(layer: int) -> str:
     return f"kv_cache_out.{layer}"
 
 
-def kv_cache(layer: int, num_kv_heads: int, block_size: int, row_size: int, dtype: DType) -> Binding:
+def kv_cache(
+    layer: int, num_kv_heads: int, block_size: int, row_size: int, dtype: DType
+) -> Binding:
     """[N, 2, num_kv_heads, block_size, row_size]: keys at index 0 of the second axis, values at 1.
 
     `row_size` is the larger of the key and value head sizes. This is the reference layout; a

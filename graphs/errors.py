@@ -1,4 +1,4 @@
-"""Octavo's exceptions: one tree, each message one sentence with the value seen, the limit and the remedy."""
+"""Octavo's exceptions: one tree, each message one sentence with value, limit and remedy."""
 
 
 class OctavoError(Exception):

@@ -1,16 +1,12 @@
-"""A captured model: the exported graph and what every later stage must know of it. Imports torch."""
+"""A captured model: the exported graph and what later stages must know of it. Imports torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch.export import ExportedProgram
 
-from octavo.graphs.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from octavo.backends.manifest import PassRecord
+from octavo.graphs.spec import ModelSpec, PassRecord
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -18,7 +18,7 @@ class Frozen(BaseModel):
 
 
 class AttentionSpec(Frozen):
-    """One attention layer as the captured graph calls it (what `octavo::paged_attention` computes)."""
+    """One attention layer as the captured graph calls `octavo::paged_attention`."""
 
     num_heads: int = Field(ge=1)
     num_kv_heads: int = Field(ge=1)
@@ -77,10 +77,12 @@ class ModelSpec(Frozen):
             )
 
 
+class PassRecord(Frozen):
+    """What one graph pass did: how often it matched, and what it left alone and why."""
+
+    name: str
+    matches: int = Field(ge=0)
+    skipped: tuple[str, ...] = ()
+
+
 DTYPE_BYTES: dict[str, int] = {"int32": 4, "float32": 4, "float16": 2, "bfloat16": 2}
-
-
-def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The language model's part of an HF `config.json` (multi-modal configs nest it)."""
-    nested = config.get("text_config")
-    return nested if isinstance(nested, dict) else config

@@ -26,10 +26,10 @@ class LoadedEngine:
 
 def load_engine(bundle: Path, manifest: Manifest, num_threads: int | None) -> LoadedEngine:
     """Loads a bundle whose manifest was read; raises BundleError or BackendError."""
-    # Hashing the weights takes as long as importing the backend and loading them: neither waits.
-    with ThreadPoolExecutor(2, thread_name_prefix="octavo-load") as threads:
-        verified = threads.submit(verify_files, bundle, manifest)
-        tokenizer = threads.submit(Tokenizer.from_bundle, bundle, manifest.spec)
+    # Hashing the weights takes as long as loading them: neither waits. The tokenizer comes after
+    # its hash, when the backend is at work, since parsing it holds the interpreter's lock.
+    with ThreadPoolExecutor(1, thread_name_prefix="octavo-load") as thread:
+        checked = thread.submit(_verified_tokenizer, bundle, manifest)
         backend = registry.get(manifest.backend)
         compatibility = backend.check(manifest)
         if not compatibility.ok:
@@ -37,11 +37,15 @@ def load_engine(bundle: Path, manifest: Manifest, num_threads: int | None) -> Lo
         try:
             executable = backend.load(bundle, manifest, LoadOptions(num_threads=num_threads))
         except BaseException:
-            verified.result()  # a changed file explains more than the failure it caused
+            checked.result()  # a changed file explains more than the failure it caused
             raise
         try:
-            verified.result()
-            return LoadedEngine(manifest, executable, tokenizer.result())
+            return LoadedEngine(manifest, executable, checked.result())
         except BaseException:
             executable.close()
             raise
+
+
+def _verified_tokenizer(bundle: Path, manifest: Manifest) -> Tokenizer | None:
+    verify_files(bundle, manifest)
+    return Tokenizer.from_bundle(bundle, manifest.spec)

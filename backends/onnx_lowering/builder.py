@@ -25,8 +25,13 @@ class GraphBuilder:
         self._weights: dict[tuple[int, tuple[int, ...], tuple[int, ...]], ir.Value] = {}
 
     def nodes_of(
-        self, op_type: str, inputs: Sequence[ir.Value | None], outputs: int = 1, *,
-        domain: str = "", **attributes: Any,
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        outputs: int = 1,
+        *,
+        domain: str = "",
+        **attributes: Any,
     ) -> tuple[ir.Value, ...]:
         """Adds a node with `outputs` results."""
         node = ir.node(
@@ -43,14 +48,13 @@ class GraphBuilder:
         """Adds a node with one result."""
         return self.nodes_of(op_type, inputs, **attributes)[0]
 
-    def constant(self, value: object, dtype: np.dtype[Any] | type | None = None) -> ir.Value:
+    def constant(self, value: Any, dtype: np.dtype[Any] | type) -> ir.Value:
         """A small initializer; the same value is the same initializer."""
-        array: NDArray[Any] = np.ascontiguousarray(np.asarray(value, dtype=dtype))
-        array = array.reshape(np.shape(value))
+        array: NDArray[Any] = np.asarray(value, dtype=dtype)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             self._constants[key] = self._initializer(
-                ir.Tensor(array, name=f"constant_{len(self._constants)}")
+                ir.Tensor(array, name=f"constant_{len(self._constants)}"), array.shape
             )
         return self._constants[key]
 
@@ -65,14 +69,14 @@ class GraphBuilder:
         if tensor.numel() == 0 or key not in self._weights:
             contiguous = tensor.contiguous()
             self._weights[key] = self._initializer(
-                tensor_adapters.TorchTensor(contiguous, name=name)
+                tensor_adapters.TorchTensor(contiguous, name=name), contiguous.shape
             )
         return self._weights[key]
 
-    def _initializer(self, tensor: ir.TensorProtocol) -> ir.Value:
+    def _initializer(self, tensor: ir.TensorProtocol, shape: Sequence[int]) -> ir.Value:
         value = ir.Value(
             name=tensor.name,
-            shape=ir.Shape(list(tensor.shape)),
+            shape=ir.Shape(list(shape)),
             type=ir.TensorType(tensor.dtype),
             const_value=tensor,
         )

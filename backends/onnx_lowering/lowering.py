@@ -54,7 +54,7 @@ def target_name(node: fx.Node) -> str:
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    return cast("np.dtype[Any]", torch.zeros(0, dtype=dtype).numpy().dtype)
+    return torch.zeros(0, dtype=dtype).numpy().dtype
 
 
 class LoweringContext:
@@ -249,9 +249,7 @@ def _name_inputs(inputs: Sequence[ir.Value]) -> None:
         cache.shape = ir.Shape([bindings.CACHE_BLOCKS, *sizes])
 
 
-def _name_outputs(
-    outputs: Sequence[ir.Value], vocab_size: int, inputs: Sequence[ir.Value]
-) -> None:
+def _name_outputs(outputs: Sequence[ir.Value], vocab_size: int, inputs: Sequence[ir.Value]) -> None:
     """The logits, then every layer's cache, shaped as the cache that came in."""
     logits, *caches = outputs
     logits.name = bindings.LOGITS_NAME

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -67,9 +68,11 @@ def _comparison(op_type: str) -> Any:
 
 def _common(c: LoweringContext, a: Any, b: Any) -> tuple[ir.Value, ir.Value]:
     """Both operands of a comparison in the dtype that torch compares in."""
-    fakes = [argument.meta["val"] if isinstance(argument, torch.fx.Node) else argument
-             for argument in c.node.args[:2]]
-    dtype = torch.result_type(*fakes)
+    first, second = (
+        argument.meta["val"] if isinstance(argument, torch.fx.Node) else argument
+        for argument in cast("tuple[Any, Any]", c.node.args[:2])
+    )
+    dtype = torch.result_type(first, second)
     return c.operand(0, a, dtype), c.operand(1, b, dtype)
 
 
@@ -175,23 +178,28 @@ def _gelu(c: LoweringContext, x: ir.Value, approximate: str = "none") -> ir.Valu
     return c.op("Gelu", x, approximate=approximate)
 
 
-@lowers("aten.clamp.default", "aten.clamp_min.default", "aten.clamp_max.default")
+@lowers("aten.clamp.default", "aten.clamp_min.default")
 def _clamp(
-    c: LoweringContext, x: ir.Value, min: Any = None, max: Any = None  # noqa: A002
+    c: LoweringContext, x: ir.Value, low: Any = None, high: Any = None, **named: Any
 ) -> ir.Value:
-    if str(c.node.target) == "aten.clamp_max.default":
-        min, max = None, min  # noqa: A001
-    bounds = [None if bound is None else c.scalar(bound, c.fake.dtype) for bound in (min, max)]
+    low, high = named.get("min", low), named.get("max", high)
+    bounds = [None if bound is None else c.scalar(bound, c.fake.dtype) for bound in (low, high)]
     return c.op("Clip", x, *bounds)
+
+
+@lowers("aten.clamp_max.default")
+def _clamp_max(c: LoweringContext, x: ir.Value, high: Any) -> ir.Value:
+    return c.op("Clip", x, None, c.scalar(high, c.fake.dtype))
 
 
 @lowers("aten.clamp.Tensor")
 def _clamp_tensor(
-    c: LoweringContext, x: ir.Value, min: Any = None, max: Any = None  # noqa: A002
+    c: LoweringContext, x: ir.Value, low: Any = None, high: Any = None, **named: Any
 ) -> ir.Value:
-    if min is not None:
-        x = c.op("Max", x, min)
-    return x if max is None else c.op("Min", x, max)
+    low, high = named.get("min", low), named.get("max", high)
+    if low is not None:
+        x = c.op("Max", x, cast(ir.Value, low))
+    return x if high is None else c.op("Min", x, cast(ir.Value, high))
 
 
 @lowers("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar")
@@ -266,4 +274,4 @@ def _softmax(c: LoweringContext, x: ir.Value, dim: int, *_: Any, **__: Any) -> i
 
 @lowers("aten.cumsum.default")
 def _cumsum(c: LoweringContext, x: ir.Value, dim: int, dtype: Any = None) -> ir.Value:
-    return c.op("CumSum", c.operand(0, x, c.fake.dtype), c.builder.constant(dim, "int64"))  # type: ignore[arg-type]
+    return c.op("CumSum", c.operand(0, x, c.fake.dtype), c.builder.constant(dim, np.int64))

@@ -29,7 +29,7 @@ def _gather(c: LoweringContext, x: ir.Value, dim: int, index: ir.Value, **_: Any
 
 @lowers("aten.index.Tensor")
 def _index(c: LoweringContext, x: ir.Value, indices: Sequence[ir.Value | None]) -> ir.Value:
-    """One index: Gather along its axis. Several, on adjoining axes: GatherND with those in front."""
+    """One index: Gather along its axis. Several, on adjoining axes: GatherND, those in front."""
     axes = [axis for axis, index in enumerate(indices) if index is not None]
     if len(axes) == 1:
         given: Any = c.node.args[1]
@@ -65,9 +65,7 @@ def _topk(
     sorted: bool = True,  # noqa: A002
 ) -> tuple[ir.Value, ...]:
     # Sorted always: the order of equal scores must not depend on the batch.
-    return c.builder.nodes_of(
-        "TopK", [x, c.size(k)], 2, axis=dim, largest=int(largest), sorted=1
-    )
+    return c.builder.nodes_of("TopK", [x, c.size(k)], 2, axis=dim, largest=int(largest), sorted=1)
 
 
 @lowers("aten.scatter.value")
@@ -93,7 +91,7 @@ def _slice_scatter(
     end: Any = None,
     step: int = 1,
 ) -> ir.Value:
-    """Only whole slices along `dim` with static bounds: what came before, `src`, what comes after."""
+    """Slices along `dim` with static bounds: what comes before, `src`, what comes after."""
     size = c.fake.shape[dim]
     first = start or 0
     last = size if end is None or end > size else end
@@ -111,7 +109,7 @@ def _filled(c: LoweringContext, shape: ir.Value, value: float) -> ir.Value:
     return c.op("Expand", c.scalar(value, c.fake.dtype), shape)
 
 
-@lowers("aten.zeros_like.default", "aten.empty_like.default")
+@lowers("aten.zeros_like.default")
 def _zeros_like(c: LoweringContext, x: ir.Value, **_: Any) -> ir.Value:
     return _filled(c, c.op("Shape", x), 0)
 
@@ -126,7 +124,7 @@ def _full_like(c: LoweringContext, x: ir.Value, value: float, **_: Any) -> ir.Va
     return _filled(c, c.op("Shape", x), value)
 
 
-@lowers("aten.zeros.default", "aten.empty.memory_format")
+@lowers("aten.zeros.default")
 def _zeros(c: LoweringContext, sizes: Sequence[Any], **_: Any) -> ir.Value:
     return _filled(c, c.exact_shape(sizes), 0)
 
@@ -141,7 +139,7 @@ def _full(c: LoweringContext, sizes: Sequence[Any], value: float, **_: Any) -> i
     return _filled(c, c.exact_shape(sizes), value)
 
 
-@lowers("aten.new_zeros.default", "aten.new_empty.default")
+@lowers("aten.new_zeros.default")
 def _new_zeros(c: LoweringContext, _: ir.Value, sizes: Sequence[Any], **__: Any) -> ir.Value:
     return _filled(c, c.exact_shape(sizes), 0)
 

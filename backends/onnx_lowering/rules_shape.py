@@ -32,7 +32,10 @@ for _name, _op_type in {"add": "Add", "sub": "Sub", "mul": "Mul", "floordiv": "D
 
 
 @lowers(
-    "aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten.flatten.using_ints"
+    "aten.view.default",
+    "aten.reshape.default",
+    "aten._unsafe_view.default",
+    "aten.flatten.using_ints",
 )
 def _reshape(c: LoweringContext, x: ir.Value, *_: Any) -> ir.Value:
     """The result's own shape says it all; a single unknown size is inferred."""
@@ -45,12 +48,23 @@ def _reshape(c: LoweringContext, x: ir.Value, *_: Any) -> ir.Value:
 
 
 @lowers("aten.expand.default")
-def _expand(c: LoweringContext, x: ir.Value, sizes: Sequence[Any], implicit: bool = False) -> ir.Value:
+def _expand(
+    c: LoweringContext, x: ir.Value, sizes: Sequence[Any], implicit: bool = False
+) -> ir.Value:
     if list(c.fake_of(0).shape) == list(c.fake.shape):
         return x
     # ONNX broadcasts both ways: a size of one keeps the dimension.
     kept = [1 if not isinstance(s, ir.Value) and s == -1 else s for s in sizes]
     return c.op("Expand", x, c.exact_shape(kept))
+
+
+@lowers("aten.copy.default")
+def _copy(c: LoweringContext, destination: ir.Value, source: ir.Value, *_: Any) -> ir.Value:
+    """The source in the destination's shape and dtype."""
+    value = c.operand(1, source, c.fake.dtype)
+    if list(c.fake_of(1).shape) == list(c.fake.shape):
+        return value
+    return c.op("Expand", value, c.op("Shape", destination))
 
 
 @lowers("aten.repeat.default")
@@ -77,7 +91,9 @@ def _repeat_interleave(
     # 0 copies the input's size at the same place, so only sizes before the axis may use it.
     size = fake.shape[axis] if dim is not None else fake.numel()
     merged = size * repeats if isinstance(size, int) else -1
-    known = [s if isinstance(s, int) else (0 if i < axis else -1) for i, s in enumerate(c.fake.shape)]
+    known = [
+        s if isinstance(s, int) else (0 if i < axis else -1) for i, s in enumerate(c.fake.shape)
+    ]
     known[axis] = merged
     return c.op("Reshape", expanded, c.ints(*known))
 
@@ -136,7 +152,9 @@ def _stack(c: LoweringContext, tensors: Sequence[ir.Value], dim: int = 0) -> ir.
     return c.op("Concat", *columns, axis=axis)
 
 
-def _split_sizes(c: LoweringContext, x: ir.Value, sizes: list[int], dim: int) -> tuple[ir.Value, ...]:
+def _split_sizes(
+    c: LoweringContext, x: ir.Value, sizes: list[int], dim: int
+) -> tuple[ir.Value, ...]:
     return c.builder.nodes_of("Split", [x, c.ints(*sizes)], len(sizes), axis=dim)
 
 
@@ -174,7 +192,12 @@ def _select(c: LoweringContext, x: ir.Value, dim: int, index: Any) -> ir.Value:
 
 @lowers("aten.diff.default")
 def _diff(
-    c: LoweringContext, x: ir.Value, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None
+    c: LoweringContext,
+    x: ir.Value,
+    n: int = 1,
+    dim: int = -1,
+    prepend: Any = None,
+    append: Any = None,
 ) -> ir.Value:
     parts = [part for part in (prepend, x, append) if part is not None]
     value = c.op("Concat", *parts, axis=dim) if len(parts) > 1 else x

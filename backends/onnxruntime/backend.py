@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from octavo.backends.manifest import Manifest
     from octavo.backends.onnxruntime.executable import OnnxRuntimeExecutable
     from octavo.graphs.program import CapturedProgram
-    from octavo.graphs.spec import ModelSpec
 
 MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = "model.onnx.data"
@@ -43,15 +42,13 @@ class OnnxRuntimeBackend:
                 f"--block-size {_BLOCK_SIZE_MULTIPLE}"
             )
 
-    def supports(self, program: CapturedProgram, options: BuildOptions) -> Report:
+    def supports(self, program: CapturedProgram) -> Report:
         """Names the nodes without ONNX lowering."""
         from octavo.backends.onnx_lowering import supports
 
         return supports(program)
 
-    def build(
-        self, program: CapturedProgram, spec: ModelSpec, options: BuildOptions, staging: Path
-    ) -> BuiltFiles:
+    def build(self, program: CapturedProgram, options: BuildOptions, staging: Path) -> BuiltFiles:
         """Writes `model.onnx` and its weights; the cache keeps a block's keys transposed."""
         import onnx_ir as ir
 
@@ -88,9 +85,7 @@ class OnnxRuntimeBackend:
             )
         return host.check_target(manifest.target)
 
-    def load(
-        self, bundle: Path, manifest: Manifest, options: LoadOptions
-    ) -> OnnxRuntimeExecutable:
+    def load(self, bundle: Path, manifest: Manifest, options: LoadOptions) -> OnnxRuntimeExecutable:
         from octavo.backends.onnxruntime.executable import OnnxRuntimeExecutable
 
         model = bundle / str(manifest.backend_data.get("model", MODEL_FILE))

@@ -42,7 +42,8 @@ class OnnxRuntimeExecutable:
         )
         for layer, binding in enumerate(layers):
             # Zeroed lazily by the system: pages that no request touches cost no memory.
-            array = np.zeros((num_blocks, *binding.shape[1:]), np.float32)
+            sizes = [int(size) for size in binding.shape[1:]]
+            array = np.zeros((num_blocks, *sizes), np.float32)
             cache = ort.OrtValue.ortvalue_from_numpy(array)
             self._binding.bind_ortvalue_input(binding.name, cache)
             self._binding.bind_ortvalue_output(bindings.kv_cache_output_name(layer), cache)
@@ -79,7 +80,7 @@ def _session(model: Path, options: LoadOptions) -> ort.InferenceSession:
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = options.num_threads or len(os.sched_getaffinity(0))
     settings.inter_op_num_threads = 1
-    settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     settings.log_severity_level = 3
     settings.register_custom_ops_library(str(kernels.library_path()))
     try:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from octavo.backends.manifest import Manifest
     from octavo.backends.torch.executable import TorchExecutable
     from octavo.graphs.program import CapturedProgram
-    from octavo.graphs.spec import ModelSpec
 
 MODEL_FILE = "model.pt2"
 
@@ -24,13 +23,11 @@ class TorchBackend:
     def require(self, options: BuildOptions) -> None:
         """Eager PyTorch has every dtype and block size."""
 
-    def supports(self, program: CapturedProgram, options: BuildOptions) -> Report:
+    def supports(self, program: CapturedProgram) -> Report:
         """The graph was captured from PyTorch: it has every node."""
         return Report()
 
-    def build(
-        self, program: CapturedProgram, spec: ModelSpec, options: BuildOptions, staging: Path
-    ) -> BuiltFiles:
+    def build(self, program: CapturedProgram, options: BuildOptions, staging: Path) -> BuiltFiles:
         from octavo.backends.manifest import Target
         from octavo.backends.torch.archive import save
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 
-from octavo.backends.manifest import PassRecord
+from octavo.graphs.spec import PassRecord
 
 _ASSERTIONS = frozenset(
     {

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 
-from octavo.backends.manifest import PassRecord
+from octavo.graphs.spec import PassRecord
 
 _ATEN = torch.ops.aten
 
@@ -24,9 +24,46 @@ Rule = Callable[["_Rewriter", fx.Node], Call | None]
 
 _ELEMENTWISE = frozenset(
     {
-        *"abs add clamp clamp_max clamp_min cos div exp gelu maximum minimum mul neg pow relu".split(),
-        *"rsqrt rsub sigmoid silu sin softplus sqrt square sub tanh to type_as where".split(),
-        *"_to_copy eq ge gt le lt ne masked_fill reciprocal log erf expm1".split(),
+        "abs",
+        "add",
+        "clamp",
+        "clamp_max",
+        "clamp_min",
+        "cos",
+        "div",
+        "eq",
+        "erf",
+        "exp",
+        "expm1",
+        "ge",
+        "gelu",
+        "gt",
+        "le",
+        "log",
+        "lt",
+        "masked_fill",
+        "maximum",
+        "minimum",
+        "mul",
+        "ne",
+        "neg",
+        "pow",
+        "reciprocal",
+        "relu",
+        "rsqrt",
+        "rsub",
+        "sigmoid",
+        "silu",
+        "sin",
+        "softplus",
+        "sqrt",
+        "square",
+        "sub",
+        "tanh",
+        "to",
+        "type_as",
+        "where",
+        "_to_copy",
     }
 )
 
@@ -77,13 +114,13 @@ class _Rewriter:
 
     def _twin(self, node: fx.Node, arguments: tuple[Any, ...], named: dict[str, Any]) -> fx.Node:
         with self.graph.inserting_before(node):
-            twin = self.graph.call_function(cast(Any, node.target), arguments, named)
+            twin: fx.Node = self.graph.call_function(cast(Any, node.target), arguments, named)
         twin.meta = copy(node.meta)
         twin.meta["val"] = _without_axis(node.meta["val"])
         return twin
 
     def operand(self, argument: Any, rank: int) -> Any:
-        """`argument` for a twin whose original has `rank` axes; None if it cannot lose its first."""
+        """`argument` for a twin whose original has `rank` axes; None if it must keep its first."""
         if not isinstance(argument, fx.Node) or not isinstance(argument.meta.get("val"), Tensor):
             return argument
         if argument in self.flat and _rank(argument) == rank:
@@ -114,8 +151,8 @@ def flatten_batch(exported: ExportedProgram) -> tuple[ExportedProgram, PassRecor
     matches = rewriter.run()
     exported.graph_module.recompile()
     skipped = tuple(
-        f"{count} x {target} keeps the batch axis: no rule" for target, count in
-        sorted(rewriter.unmatched.items())
+        f"{count} x {target} keeps the batch axis: no rule"
+        for target, count in sorted(rewriter.unmatched.items())
     )
     return exported, PassRecord(name="flatten_batch", matches=matches, skipped=skipped)
 

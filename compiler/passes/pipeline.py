@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from torch.export import ExportedProgram
 
-from octavo.backends.manifest import PassRecord
 from octavo.compiler.passes.dead_code import remove_dead_code
 from octavo.compiler.passes.flatten_batch import flatten_batch
 from octavo.compiler.passes.functionalize import functionalize
 from octavo.graphs.program import CapturedProgram
+from octavo.graphs.spec import PassRecord
 
 # A pass returns a program that computes the same, and its record.
 Pass = Callable[[ExportedProgram], tuple[ExportedProgram, PassRecord]]

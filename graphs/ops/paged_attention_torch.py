@@ -1,6 +1,8 @@
-"""The torch reference of `octavo::paged_attention`: the oracle, and its decomposition in eager mode."""
+"""The torch reference of `octavo::paged_attention`: the oracle, and what eager mode runs."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,7 +10,8 @@ from torch import Tensor
 from octavo.graphs.ops.paged_attention import SCHEMA
 from octavo.graphs.ops.schema import DOMAIN
 
-_LIBRARY = torch.library.Library(DOMAIN, "FRAGMENT")
+_torch_library: Any = torch.library  # it has no annotations
+_LIBRARY = _torch_library.Library(DOMAIN, "FRAGMENT")
 _LIBRARY.define(SCHEMA.torch_schema)
 
 
@@ -19,7 +22,7 @@ def write_to_cache(
     slot_mapping: Tensor,  # i32 [T]
     k_transposed: int,
 ) -> None:
-    block_size, row = kv_cache.shape[3:]
+    block_size = kv_cache.shape[3]
     written = slot_mapping >= 0
     slots = slot_mapping[written].long()
     block, offset = slots // block_size, slots % block_size
@@ -113,22 +116,24 @@ def paged_attention_(
     return attention
 
 
-@torch.library.impl(_LIBRARY, SCHEMA.name, "CompositeExplicitAutograd")
 def paged_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     kv_cache: Tensor,
-    *operands_and_attributes: Tensor | float | int,
+    *operands_and_attributes: Any,
 ) -> tuple[Tensor, Tensor]:
     """The functional form that is captured: (attention, a changed copy of the cache)."""
     cache = kv_cache.clone()
-    return paged_attention_(query, key, value, cache, *operands_and_attributes), cache  # type: ignore[arg-type]
+    return paged_attention_(query, key, value, cache, *operands_and_attributes), cache
 
 
-@torch.library.register_fake(f"{DOMAIN}::{SCHEMA.name}", lib=_LIBRARY)
 def _paged_attention_shape(
     query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, *_: object
 ) -> tuple[Tensor, Tensor]:
     attention = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
     return attention, torch.empty_like(kv_cache)
+
+
+_LIBRARY.impl(SCHEMA.name, paged_attention, "CompositeExplicitAutograd")
+_torch_library.register_fake(f"{DOMAIN}::{SCHEMA.name}", _paged_attention_shape, lib=_LIBRARY)

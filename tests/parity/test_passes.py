@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch.export import ExportedProgram
 
-from octavo.backends.manifest import Limits, PassRecord
+from octavo.backends.manifest import Limits
 from octavo.compiler.capture import capture
 from octavo.compiler.checkpoints import TokenFacts
 from octavo.compiler.passes.dead_code import remove_dead_code
 from octavo.compiler.passes.flatten_batch import flatten_batch
 from octavo.compiler.passes.functionalize import functionalize
 from octavo.graphs.program import CapturedProgram
+from octavo.graphs.spec import PassRecord
 from tests.parity import tiny_models
 
 LIMITS = Limits(max_model_len=128, max_num_seqs=8, max_num_batched_tokens=64, block_size=16)
@@ -59,7 +60,7 @@ def test_no_pass_changes_results(model_type: str) -> None:
     for apply in passes:
         exported, record = apply(exported)
         for value, wanted in zip(results(exported), expected, strict=True):
-            torch.testing.assert_close(value, wanted, msg=lambda m, r=record: f"{r.name}: {m}")
+            torch.testing.assert_close(value, wanted, msg=f"after {record.name}")
 
 
 def count(exported: ExportedProgram, name: str) -> int:

@@ -70,14 +70,15 @@ def config(model_type: str, **overrides: Any) -> transformers.PreTrainedConfig:
 def model(model_type: str, **overrides: Any) -> PreTrainedModel:
     """A random model in eval mode. Weights are drawn wide, so that attention matters."""
     torch.manual_seed(0)
-    made: PreTrainedModel = AutoModelForCausalLM.from_config(config(model_type, **overrides))
+    auto: Any = AutoModelForCausalLM
+    made: PreTrainedModel = auto.from_config(config(model_type, **overrides)).eval()
     with torch.no_grad():
         for name, parameter in made.named_parameters():
             if parameter.dim() >= 2 and "embed" not in name:
                 parameter.mul_(5)
             elif "sinks" in name:
                 parameter.normal_()
-    return made.eval()
+    return made
 
 
 def checkpoint(folder: Path, model_type: str, **overrides: Any) -> tuple[Path, PreTrainedModel]:

@@ -96,7 +96,7 @@ def test_a_hit_takes_a_block_out_of_reach_of_eviction() -> None:
     assert pool.num_available == 2
 
 
-def constant_hash(data: bytes) -> bytes:  # noqa: ARG001
+def constant_hash(data: bytes) -> bytes:
     return b"the same for everyone"
 
 
