@@ -1,5 +1,19 @@
 """From a captured program to ONNX, for every backend that is fed with it. Imports torch."""
 
+from octavo.backends.onnx_lowering import (
+    rules_elementwise,
+    rules_indexing,
+    rules_linear,
+    rules_shape,
+)
 from octavo.backends.onnx_lowering.lowering import supports, to_onnx
 
-__all__ = ["supports", "to_onnx"]
+# The rule modules fill the table of `lowering` when they are imported.
+__all__ = [
+    "rules_elementwise",
+    "rules_indexing",
+    "rules_linear",
+    "rules_shape",
+    "supports",
+    "to_onnx",
+]

@@ -33,10 +33,13 @@ class GraphBuilder:
         domain: str = "",
         **attributes: Any,
     ) -> tuple[ir.Value, ...]:
-        """Adds a node with `outputs` results."""
+        """Adds a node with `outputs` results; None stands for an input that is not given."""
+        given = list(inputs)
+        while given and given[-1] is None:  # ONNX Runtime crashes on some that end with one
+            given.pop()
         node = ir.node(
             op_type,
-            list(inputs),
+            given,
             attributes={k: v for k, v in attributes.items() if v is not None},
             domain=domain,
             num_outputs=outputs,

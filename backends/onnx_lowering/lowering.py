@@ -123,7 +123,6 @@ def _mapped(argument: Any, values: dict[fx.Node, Lowered]) -> Any:
 
 def supports(program: CapturedProgram) -> Report:
     """Every node that no rule lowers."""
-    _import_rules()
     return Report(
         tuple(
             UnsupportedNode(node.name, target_name(node), "it has no ONNX lowering yet")
@@ -150,7 +149,6 @@ def to_onnx(program: CapturedProgram, *, k_transposed: bool) -> ir.Model:
 
 def lower_graph(exported: ExportedProgram, *, k_transposed: bool = False) -> ir.Graph:
     """Any exported program as an ONNX graph, its inputs and outputs under the captured names."""
-    _import_rules()
     builder = GraphBuilder()
     context = LoweringContext(builder, k_transposed)
     values: dict[fx.Node, Lowered] = {}
@@ -168,15 +166,6 @@ def lower_graph(exported: ExportedProgram, *, k_transposed: bool = False) -> ir.
         initializers=[v for v in builder.initializers if v.uses()],
         opset_imports={"": OPSET_VERSION, DOMAIN: DOMAIN_VERSION},
         name="decoder",
-    )
-
-
-def _import_rules() -> None:
-    from octavo.backends.onnx_lowering import (  # noqa: F401
-        rules_elementwise,
-        rules_indexing,
-        rules_linear,
-        rules_shape,
     )
 
 

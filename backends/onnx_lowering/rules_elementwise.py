@@ -114,14 +114,30 @@ def _rsub(c: LoweringContext, a: Any, b: Any, alpha: float = 1) -> ir.Value:
     return c.op("Sub", c.operand(1, b, dtype), first)
 
 
-@lowers("aten.div.Tensor_mode")
-def _div_mode(c: LoweringContext, a: Any, b: Any, rounding_mode: str | None = None) -> ir.Value:
+@lowers("aten.div.Tensor_mode", "aten.floor_divide.default", "aten.floor_divide.Scalar")
+def _div_mode(c: LoweringContext, a: Any, b: Any, rounding_mode: str | None = "floor") -> ir.Value:
     dtype = c.fake.dtype
-    if rounding_mode != "floor" or dtype.is_floating_point:
-        quotient = c.op("Div", c.operand(0, a, dtype), c.operand(1, b, dtype))
-        return quotient if rounding_mode is None else c.op("Floor", quotient)
-    # ONNX divides integers towards zero; token counts and positions are never negative.
-    return c.op("Div", c.operand(0, a, dtype), c.operand(1, b, dtype))
+    dividend, divisor = c.operand(0, a, dtype), c.operand(1, b, dtype)
+    if rounding_mode == "floor" and not dtype.is_floating_point:
+        # ONNX divides integers towards zero: without the remainder there is nothing to round.
+        dividend = c.op("Sub", dividend, c.op("Mod", dividend, divisor))
+    quotient = c.op("Div", dividend, divisor)
+    if rounding_mode is None or not dtype.is_floating_point:
+        return quotient
+    if rounding_mode == "floor":
+        return c.op("Floor", quotient)
+    return c.op("Mul", c.op("Sign", quotient), c.op("Floor", c.op("Abs", quotient)))
+
+
+@lowers("aten.remainder.Scalar", "aten.remainder.Tensor")
+def _remainder(c: LoweringContext, a: Any, b: Any) -> ir.Value:
+    """The result has the divisor's sign, as in Python."""
+    dtype = c.fake.dtype
+    dividend, divisor = c.operand(0, a, dtype), c.operand(1, b, dtype)
+    if not dtype.is_floating_point:
+        return c.op("Mod", dividend, divisor)
+    whole = c.op("Floor", c.op("Div", dividend, divisor))
+    return c.op("Sub", dividend, c.op("Mul", whole, divisor))
 
 
 @lowers("aten.ne.Tensor", "aten.ne.Scalar")
@@ -134,12 +150,12 @@ def _not(c: LoweringContext, x: ir.Value) -> ir.Value:
     return c.op("Not" if c.fake.dtype == torch.bool else "BitwiseNot", x)
 
 
-@lowers("aten.logical_and.default", "aten.bitwise_and.Tensor")
+@lowers("aten.logical_and.default", "aten.bitwise_and.Tensor", "aten.__and__.Tensor")
 def _and(c: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
     return c.op("And" if c.fake.dtype == torch.bool else "BitwiseAnd", a, b)
 
 
-@lowers("aten.logical_or.default", "aten.bitwise_or.Tensor")
+@lowers("aten.logical_or.default", "aten.bitwise_or.Tensor", "aten.__or__.Tensor")
 def _or(c: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
     return c.op("Or" if c.fake.dtype == torch.bool else "BitwiseOr", a, b)
 
@@ -220,18 +236,6 @@ def _to(c: LoweringContext, x: ir.Value, *_: Any, **__: Any) -> ir.Value:
     return x if source == dtype else c.cast(x, dtype)
 
 
-@lowers(
-    "aten.alias.default",
-    "aten.clone.default",
-    "aten.contiguous.default",
-    "aten.detach.default",
-    "aten.dropout.default",
-    "aten.lift_fresh_copy.default",
-)
-def _same(_: LoweringContext, x: ir.Value, *__: Any, **___: Any) -> ir.Value:
-    return x
-
-
 def _axes(c: LoweringContext, dims: Any) -> ir.Value | None:
     if dims is None or dims == []:
         return None
@@ -267,7 +271,7 @@ def _max_dim(
     return top, c.op("ArgMax", x, axis=dim, keepdims=int(keepdim))
 
 
-@lowers("aten.softmax.int", "aten._softmax.default")
+@lowers("aten.softmax.int")
 def _softmax(c: LoweringContext, x: ir.Value, dim: int, *_: Any, **__: Any) -> ir.Value:
     return c.op("Softmax", c.operand(0, x, c.fake.dtype), axis=dim)
 

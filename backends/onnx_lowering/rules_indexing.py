@@ -32,9 +32,6 @@ def _index(c: LoweringContext, x: ir.Value, indices: Sequence[ir.Value | None]) 
     """One index: Gather along its axis. Several, on adjoining axes: GatherND, those in front."""
     axes = [axis for axis, index in enumerate(indices) if index is not None]
     if len(axes) == 1:
-        given: Any = c.node.args[1]
-        if given[axes[0]].meta["val"].dtype == torch.bool:
-            return c.op("Compress", x, indices[axes[0]], axis=axes[0])
         return c.op("Gather", x, indices[axes[0]], axis=axes[0])
     rank = c.fake_of(0).dim()
     if axes != list(range(axes[0], axes[-1] + 1)):
@@ -78,6 +75,10 @@ def _scatter_value(
 
 @lowers("aten.scatter.src")
 def _scatter(c: LoweringContext, x: ir.Value, dim: int, index: ir.Value, src: ir.Value) -> ir.Value:
+    if list(c.fake_of(2).shape) != list(c.fake_of(3).shape):
+        axes = c.ints(*range(c.fake.dim()))
+        zeros = c.ints(*[0] * c.fake.dim())
+        src = c.op("Slice", src, zeros, c.op("Shape", index), axes)
     return c.op("ScatterElements", x, index, src, axis=dim)
 
 
@@ -142,11 +143,6 @@ def _full(c: LoweringContext, sizes: Sequence[Any], value: float, **_: Any) -> i
 @lowers("aten.new_zeros.default")
 def _new_zeros(c: LoweringContext, _: ir.Value, sizes: Sequence[Any], **__: Any) -> ir.Value:
     return _filled(c, c.exact_shape(sizes), 0)
-
-
-@lowers("aten.scalar_tensor.default")
-def _scalar_tensor(c: LoweringContext, value: float, **_: Any) -> ir.Value:
-    return c.scalar(value, c.fake.dtype)
 
 
 @lowers("aten.arange.default", "aten.arange.start", "aten.arange.start_step")

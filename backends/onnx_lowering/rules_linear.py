@@ -49,7 +49,7 @@ def _matmul(c: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
     return c.op("MatMul", a, b)
 
 
-@lowers("aten.layer_norm.default", "aten.native_layer_norm.default")
+@lowers("aten.layer_norm.default")
 def _layer_norm(
     c: LoweringContext,
     x: ir.Value,

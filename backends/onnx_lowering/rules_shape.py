@@ -34,7 +34,6 @@ for _name, _op_type in {"add": "Add", "sub": "Sub", "mul": "Mul", "floordiv": "D
 @lowers(
     "aten.view.default",
     "aten.reshape.default",
-    "aten._unsafe_view.default",
     "aten.flatten.using_ints",
 )
 def _reshape(c: LoweringContext, x: ir.Value, *_: Any) -> ir.Value:
@@ -127,6 +126,12 @@ def _transpose(c: LoweringContext, x: ir.Value, a: int, b: int) -> ir.Value:
 @lowers("aten.t.default")
 def _t(c: LoweringContext, x: ir.Value) -> ir.Value:
     return c.op("Transpose", x) if c.fake.dim() == 2 else x
+
+
+@lowers("aten.mT.default")
+def _matrix_transpose(c: LoweringContext, x: ir.Value) -> ir.Value:
+    order = list(range(c.fake.dim()))
+    return c.op("Transpose", x, perm=[*order[:-2], order[-1], order[-2]])
 
 
 @lowers("aten.permute.default")

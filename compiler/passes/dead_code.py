@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 
+from octavo.compiler.passes.functionalize import mutates
 from octavo.graphs.spec import PassRecord
 
 _ASSERTIONS = frozenset(
@@ -55,7 +56,7 @@ def remove_dead_code(exported: ExportedProgram) -> tuple[ExportedProgram, PassRe
             graph.erase_node(node)
     # Reversed, so that a chain that nobody reads goes in one sweep.
     for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and not node.users:
+        if node.op == "call_function" and not node.users and not mutates(node):
             graph.erase_node(node)
     exported.graph_module.recompile()
     return exported, PassRecord(name="dead_code", matches=before - len(graph.nodes))

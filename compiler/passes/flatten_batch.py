@@ -278,7 +278,6 @@ def _embedding(rewriter: _Rewriter, node: fx.Node) -> Call | None:
 
 
 _RULES: dict[str, Rule] = {
-    "_softmax": _with_axis_at(1),
     "cat": _concatenate,
     "chunk": _with_axis_at(2, 0),
     "concat": _concatenate,

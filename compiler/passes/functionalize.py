@@ -16,7 +16,7 @@ from octavo.graphs.spec import PassRecord
 
 def functionalize(exported: ExportedProgram) -> tuple[ExportedProgram, PassRecord]:
     """Retraces the graph only if some node mutates: a retrace costs as much as the capture."""
-    mutating = [node for node in exported.graph.nodes if _mutates(node)]
+    mutating = [node for node in exported.graph.nodes if mutates(node)]
     if mutating:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -25,7 +25,8 @@ def functionalize(exported: ExportedProgram) -> tuple[ExportedProgram, PassRecor
     return exported, PassRecord(name="functionalize", matches=len(mutating))
 
 
-def _mutates(node: fx.Node) -> bool:
+def mutates(node: fx.Node) -> bool:
+    """Whether a node writes to one of its inputs."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
