@@ -61,10 +61,11 @@ _SPECIAL: dict[str, dict[str, Any]] = {
 
 
 def config(model_type: str, **overrides: Any) -> transformers.PreTrainedConfig:
+    """A tiny config; an override of `...` leaves that key to the class's default."""
     if model_type == "gpt2":
         return AutoConfig.for_model(model_type, **{**_GPT2, **overrides})
     options = {**_COMMON, **_SPECIAL.get(model_type, {}), **overrides}
-    return AutoConfig.for_model(model_type, **options)
+    return AutoConfig.for_model(model_type, **{k: v for k, v in options.items() if v is not ...})
 
 
 def model(model_type: str, **overrides: Any) -> PreTrainedModel:
