@@ -184,9 +184,7 @@ def capture(
             prove_isolation(module_tracer(decoder), spec, limits.block_size, dtype)
             raise
     _reject_static_shapes(exported)
-    records = (
-        (PassRecord(name="freeze_rotary", matches=len(notes), skipped=notes),) if notes else ()
-    )
+    records = (PassRecord(name="freeze_rotary", matches=len(notes), notes=notes),) if notes else ()
     return CapturedProgram(exported, spec, limits.block_size, records)
 
 

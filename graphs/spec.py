@@ -78,10 +78,11 @@ class ModelSpec(Frozen):
 
 
 class PassRecord(Frozen):
-    """What one graph pass did: how often it matched, and what it left alone and why."""
+    """What one graph pass did: how often it matched, how, and what it left alone and why."""
 
     name: str
     matches: int = Field(ge=0)
+    notes: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
 
 

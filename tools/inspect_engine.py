@@ -128,9 +128,10 @@ def _profiles(manifest: Manifest) -> Table:
 
 
 def _passes(manifest: Manifest) -> Table:
-    table = console.table("passes", "pass", "matches>", "skipped")
+    table = console.table("passes", "pass", "matches>", "notes", "skipped")
     for record in manifest.passes:
-        table.add_row(record.name, str(record.matches), "\n".join(record.skipped))
+        notes, skipped = "\n".join(record.notes), "\n".join(record.skipped)
+        table.add_row(record.name, str(record.matches), notes, skipped)
     return table
 
 
