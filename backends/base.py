@@ -111,8 +111,8 @@ class Executable(Protocol):
 class Backend(Protocol):
     name: str
 
-    def require(self, options: BuildOptions) -> None:
-        """Raises BuildError for options that this backend cannot build, before any work is done."""
+    def require(self, dtype: CacheDType, kv_cache_dtype: CacheDType, block_size: int) -> None:
+        """Raises BuildError for what this backend cannot build, before any work is done."""
 
     def supports(self, program: CapturedProgram) -> Report:
         """Names every node that cannot be run."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,10 +67,10 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def verify_files(bundle: Path, manifest: Manifest) -> None:
-    """Compares every file with its record; raises BundleError naming the first that differs."""
+def verify_files(bundle: Path, records: Iterable[FileRecord]) -> None:
+    """Compares files with their records; raises BundleError naming the first that differs."""
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for problem in pool.map(lambda record: _problem(bundle, record), manifest.files):
+        for problem in pool.map(lambda record: _problem(bundle, record), records):
             if problem is not None:
                 raise BundleError(f"{problem}: copy or build the engine again")
 

@@ -57,7 +57,8 @@ def build_engine(config: BuildConfig, observer: StageObserver | None = None) -> 
     stages = Stages(observer)
     output = config.output.expanduser()
     require_replaceable(output)
-    registry.get(config.backend)
+    backend = registry.get(config.backend)
+    backend.require(config.weights_dtype, config.weights_dtype, config.block_size)
     checkpoint, key = _opened(config, stages)
     if config.use_cache:
         with stages.stage("cache") as stage:
@@ -113,7 +114,6 @@ def _build(config: BuildConfig, checkpoint: Checkpoint, output: Path, stages: St
             limits = config.limits(positions)
             name = config.weights_dtype
             options = BuildOptions(limits, make_profiles(limits), name, name)
-            backend.require(options)
             dtype: torch.dtype = getattr(torch, name)
         with stages.stage("weights") as stage:
             model = checkpoint.load_model(dtype)

@@ -48,7 +48,7 @@ _LIBRARIES = (
     "gguf",
     "numpy",
     "onnx",
-    "onnxscript",
+    "onnx-ir",
     "onnxruntime",
     "onnxruntime-gpu",
 )
@@ -173,7 +173,7 @@ def _copy_bundle(source: Path, target: Path, manifest: Manifest) -> None:
             copy = staging / record.path
             copy.parent.mkdir(parents=True, exist_ok=True)
             _copy(source / record.path, copy)
-        verify_files(staging, manifest)
+        verify_files(staging, manifest.files)
         publish_recorded(staging, target, manifest)
 
 
@@ -223,10 +223,12 @@ def _last_used(entry: Path) -> float:
 
 
 def _size(folder: Path) -> int:
+    """Bytes of the files in `folder`; what another process evicts meanwhile does not count."""
     sizes = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # another process may evict it
-            sizes += path.stat().st_size if path.is_file() else 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                sizes += os.stat(os.path.join(parent, name)).st_size
     return sizes
 
 

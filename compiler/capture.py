@@ -17,7 +17,7 @@ from octavo.backends.manifest import Limits
 from octavo.compiler import rope
 from octavo.compiler.attention_interface import IMPLEMENTATION, StepContext, active
 from octavo.compiler.checkpoints import TokenFacts
-from octavo.compiler.isolation import module_tracer, prove_isolation
+from octavo.compiler.isolation import module_tracer, one_thread, prove_isolation
 from octavo.graphs.bindings import STEP_INPUTS
 from octavo.graphs.errors import OctavoError, UnsupportedModelError
 from octavo.graphs.program import CapturedProgram
@@ -154,6 +154,7 @@ def _dynamic_shapes(limits: Limits, layers: int) -> tuple[Any, ...]:
     )
 
 
+@one_thread()
 def capture(
     model: PreTrainedModel, facts: TokenFacts, limits: Limits, dtype: torch.dtype
 ) -> CapturedProgram:

@@ -44,7 +44,7 @@ class _Part:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Steps of a few tokens spend their time starting threads, above all on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -54,7 +54,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-@_one_thread()
+@one_thread()
 def prove_isolation(tracer: Tracer, spec: ModelSpec, block_size: int, dtype: torch.dtype) -> None:
     """Raises UnsupportedModelError, naming the culprit, if tokens mix outside paged attention.
 

@@ -14,7 +14,10 @@ from octavo.graphs.errors import IncompatibleEngineError
 from octavo.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from octavo.backends.manifest import Manifest
+    from octavo.backends.manifest import FileRecord, Manifest
+    from octavo.graphs.spec import ModelSpec
+
+_LARGE = 32 << 20  # bytes that take longer to hash than to wait for
 
 
 @dataclass(frozen=True)
@@ -26,10 +29,12 @@ class LoadedEngine:
 
 def load_engine(bundle: Path, manifest: Manifest, num_threads: int | None) -> LoadedEngine:
     """Loads a bundle whose manifest was read; raises BundleError or BackendError."""
-    # Hashing the weights takes as long as loading them: neither waits. The tokenizer comes after
-    # its hash, when the backend is at work, since parsing it holds the interpreter's lock.
+    # What gets parsed is hashed before. Hashing weights takes as long as loading them, so neither
+    # waits. The tokenizer comes last: parsing it holds the interpreter's lock.
+    weights = [record for record in manifest.files if record.size > _LARGE]
+    verify_files(bundle, [record for record in manifest.files if record.size <= _LARGE])
     with ThreadPoolExecutor(1, thread_name_prefix="octavo-load") as thread:
-        checked = thread.submit(_verified_tokenizer, bundle, manifest)
+        checked = thread.submit(_verified_tokenizer, bundle, manifest.spec, weights)
         backend = registry.get(manifest.backend)
         compatibility = backend.check(manifest)
         if not compatibility.ok:
@@ -46,6 +51,8 @@ def load_engine(bundle: Path, manifest: Manifest, num_threads: int | None) -> Lo
             raise
 
 
-def _verified_tokenizer(bundle: Path, manifest: Manifest) -> Tokenizer | None:
-    verify_files(bundle, manifest)
-    return Tokenizer.from_bundle(bundle, manifest.spec)
+def _verified_tokenizer(
+    bundle: Path, spec: ModelSpec, weights: list[FileRecord]
+) -> Tokenizer | None:
+    verify_files(bundle, weights)
+    return Tokenizer.from_bundle(bundle, spec)

@@ -21,7 +21,7 @@ BUILD_LIBRARIES = {
     "torch",
     "transformers",
     "onnx",
-    "onnxscript",
+    "onnx-ir",
     "safetensors",
     "gguf",
     "accelerate",

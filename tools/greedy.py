@@ -29,7 +29,7 @@ class GreedyDecoder:
     def __init__(self, engine: Path, num_threads: int | None = None) -> None:
         """Raises BundleError, IncompatibleEngineError or BackendError if it cannot be opened."""
         self.manifest: Manifest = bundle.read_manifest(engine)
-        bundle.verify_files(engine, self.manifest)
+        bundle.verify_files(engine, self.manifest.files)
         backend = registry.get(self.manifest.backend)
         compatibility = backend.check(self.manifest)
         if not compatibility.ok:

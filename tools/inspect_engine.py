@@ -33,7 +33,7 @@ def inspect(
     manifest = bundle.read_manifest(engine)
     compatibility = _compatibility(manifest)
     if check:
-        bundle.verify_files(engine, manifest)
+        bundle.verify_files(engine, manifest.files)
     if as_json:
         console.print_json(_as_json(manifest, compatibility, check))
     else:

@@ -12,6 +12,7 @@ from octavo.backends.null.executable import NullExecutable
 if TYPE_CHECKING:
     from octavo.backends.manifest import Manifest
     from octavo.graphs.program import CapturedProgram
+    from octavo.graphs.spec import CacheDType
 
 
 class NullBackend:
@@ -21,7 +22,7 @@ class NullBackend:
         """Nothing of the graph is run, so every node is supported."""
         return Report()
 
-    def require(self, options: BuildOptions) -> None:
+    def require(self, dtype: CacheDType, kv_cache_dtype: CacheDType, block_size: int) -> None:
         """Nothing is computed, so every option is supported."""
 
     def build(self, program: CapturedProgram, options: BuildOptions, staging: Path) -> BuiltFiles:
@@ -40,7 +41,7 @@ class NullBackend:
         return host.check_target(manifest.target)
 
     def load(self, bundle: Path, manifest: Manifest, options: LoadOptions) -> NullExecutable:
-        return NullExecutable(manifest.spec.vocab_size, manifest.limits, manifest.profiles)
+        return NullExecutable(manifest)
 
 
 BACKEND = NullBackend()

@@ -12,7 +12,6 @@ from octavo.graphs import bindings
 
 if TYPE_CHECKING:
     from octavo.backends.manifest import BindingRecord, Limits, Manifest, Profile
-    from octavo.graphs.spec import ModelSpec
 
 MODEL_NAME = "model.null"
 
@@ -29,7 +28,6 @@ def write_engine(
 ) -> Path:
     """Writes a loadable bundle to the folder `path`; `extra_files` may add a tokenizer."""
     from octavo.backends.manifest import FileRecord
-    from octavo.graphs.spec import AttentionSpec, ModelSpec
 
     files = {MODEL_NAME: f"vocab_size {vocab_size}\n".encode(), **(extra_files or {})}
     path.mkdir(parents=True, exist_ok=True)
@@ -39,6 +37,29 @@ def write_engine(
         FileRecord(path=name, size=len(content), sha256=hashlib.sha256(content).hexdigest())
         for name, content in sorted(files.items())
     )
+    manifest = make_manifest(
+        vocab_size=vocab_size,
+        limits=limits,
+        eos_token_ids=eos_token_ids,
+        sampled_vocab_size=sampled_vocab_size,
+        bos_token_id=bos_token_id,
+    ).model_copy(update={"files": records})
+    (path / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2))
+    return path
+
+
+def make_manifest(
+    *,
+    vocab_size: int,
+    limits: Limits,
+    eos_token_ids: Sequence[int] = (),
+    sampled_vocab_size: int | None = None,
+    bos_token_id: int | None = None,
+) -> Manifest:
+    """The manifest of a null engine without files."""
+    from octavo.backends.manifest import Manifest, Target
+    from octavo.graphs.spec import AttentionSpec, ModelSpec
+
     spec = ModelSpec(
         architecture="NullForCausalLM",
         model_type="null",
@@ -55,14 +76,6 @@ def write_engine(
         num_parameters=0,
         sampled_vocab_size=vocab_size if sampled_vocab_size is None else sampled_vocab_size,
     )
-    manifest = _manifest(spec, limits).model_copy(update={"files": records})
-    (path / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2))
-    return path
-
-
-def _manifest(spec: ModelSpec, limits: Limits) -> Manifest:
-    from octavo.backends.manifest import Manifest, Target
-
     caches = tuple(spec.kv_cache_bindings(limits.block_size, "float32"))
     return Manifest(
         backend="null",

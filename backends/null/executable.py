@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from octavo.backends.base import Float32Array, StepInputs, StepOutputs
 from octavo.backends.null import context_hash
-from octavo.graphs import bindings
+from octavo.backends.step_checks import check_step
 from octavo.graphs.errors import BackendError
 
 if TYPE_CHECKING:
-    from octavo.backends.manifest import Limits, Profile
+    from octavo.backends.manifest import Manifest
 
 _EMPTY = -1  # token and position of a slot that was never written
 
@@ -21,17 +21,17 @@ _EMPTY = -1  # token and position of a slot that was never written
 class NullExecutable:
     """Refuses inputs that break the graph contract, as no real backend could afford to."""
 
-    def __init__(self, vocab_size: int, limits: Limits, profiles: tuple[Profile, ...]) -> None:
+    def __init__(self, manifest: Manifest) -> None:
+        vocab_size, limits = manifest.spec.vocab_size, manifest.limits
+        self._manifest = manifest
         self._vocab_size = vocab_size
-        self._limits = limits
-        self._profiles = profiles
         self._factors = context_hash.powers(limits.max_blocks_per_seq * limits.block_size)
         self._logits = _logits_by_distance(vocab_size)
         self._tokens: NDArray[np.int64] | None = None  # [N, block_size]
         self._positions: NDArray[np.int64] | None = None  # [N, block_size]
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
-        shape = (num_blocks, self._limits.block_size)
+        shape = (num_blocks, self._manifest.limits.block_size)
         self._tokens = np.full(shape, _EMPTY, dtype=np.int64)
         self._positions = np.full(shape, _EMPTY, dtype=np.int64)
 
@@ -41,9 +41,10 @@ class NullExecutable:
     def run(self, inputs: StepInputs) -> StepOutputs:
         if self._tokens is None or self._positions is None:
             raise BackendError("the null engine has no cache: call allocate_kv_cache first")
+        check_step(inputs, self._manifest, len(self._tokens))
+        if (np.diff(inputs.logits_indices) < 1).any():
+            raise BackendError(f"logits_indices {inputs.logits_indices.tolist()} do not ascend")
         counts = np.diff(inputs.query_start_loc)
-        self._check_shapes(inputs, counts)
-        self._check_addresses(inputs, counts, len(self._tokens))
         written = inputs.slot_mapping >= 0
         self._tokens.reshape(-1)[inputs.slot_mapping[written]] = inputs.token_ids[written]
         self._positions.reshape(-1)[inputs.slot_mapping[written]] = inputs.positions[written]
@@ -84,76 +85,6 @@ class NullExecutable:
             start = self._vocab_size - token
             row[:] = self._logits[start : start + self._vocab_size]
         return logits
-
-    def _check_shapes(self, inputs: StepInputs, counts: NDArray[np.int32]) -> None:
-        num_tokens, (num_seqs, width) = len(inputs.token_ids), inputs.block_tables.shape
-        for binding in bindings.STEP_INPUTS:
-            array = getattr(inputs, binding.name)
-            if array.dtype != np.int32 or not array.flags.c_contiguous:
-                raise BackendError(f"{binding.name} is not a contiguous int32 array")
-        sizes = {
-            bindings.TOKENS: num_tokens,
-            bindings.SEQUENCES: num_seqs,
-            bindings.SEQUENCES_PLUS_ONE: num_seqs + 1,
-            bindings.BLOCKS_PER_SEQUENCE: width,
-            bindings.LOGITS_ROWS: len(inputs.logits_indices),
-        }
-        for binding in bindings.STEP_INPUTS:
-            shape = getattr(inputs, binding.name).shape
-            if shape != tuple(sizes[str(dim)] for dim in binding.shape):
-                raise BackendError(f"{binding.name} has shape {shape}, sizes are {sizes}")
-        if not any(_admits(profile, sizes) for profile in self._profiles):
-            raise BackendError(f"no profile of the engine admits a step of sizes {sizes}")
-        starts = inputs.query_start_loc
-        if starts[0] != 0 or starts[-1] != num_tokens or (counts < 1).any():
-            raise BackendError(
-                f"query_start_loc {starts.tolist()} does not divide {num_tokens} tokens"
-            )
-        if ((inputs.token_ids < 0) | (inputs.token_ids >= self._vocab_size)).any():
-            raise BackendError(f"token_ids {inputs.token_ids.tolist()} leave the vocabulary")
-        rows = inputs.logits_indices
-        if (np.diff(rows) < 1).any() or ((rows < 0) | (rows >= num_tokens)).any():
-            raise BackendError(
-                f"logits_indices {rows.tolist()} are not ascending rows of {num_tokens}"
-            )
-
-    def _check_addresses(
-        self, inputs: StepInputs, counts: NDArray[np.int32], num_blocks: int
-    ) -> None:
-        sequences = np.repeat(np.arange(len(counts)), counts)
-        index_in_step = np.arange(len(sequences)) - inputs.query_start_loc[sequences]
-        expected = inputs.prefix_offsets[sequences] + index_in_step
-        if (inputs.positions != expected).any():
-            raise BackendError(
-                f"positions {inputs.positions.tolist()} should be {expected.tolist()}"
-            )
-        if inputs.positions.max() >= self._limits.max_model_len:
-            raise BackendError(
-                f"position {inputs.positions.max()} passes the engine's max_model_len "
-                f"{self._limits.max_model_len}"
-            )
-        block_size = self._limits.block_size
-        if inputs.positions.max() // block_size >= inputs.block_tables.shape[1]:
-            raise BackendError("a block table is too short for its sequence")
-        if ((inputs.block_tables < 0) | (inputs.block_tables >= num_blocks)).any():
-            raise BackendError(f"block_tables name blocks outside the cache's {num_blocks}")
-        blocks = inputs.block_tables[sequences, inputs.positions // block_size]
-        slots = blocks * block_size + inputs.positions % block_size
-        written = inputs.slot_mapping >= 0
-        if (inputs.slot_mapping[written] != slots[written]).any():
-            raise BackendError(
-                f"slot_mapping {inputs.slot_mapping.tolist()} should be {slots.tolist()}"
-            )
-        if len(np.unique(slots)) != len(slots):
-            raise BackendError(f"two tokens share a cache slot: {slots.tolist()}")
-
-
-def _admits(profile: Profile, sizes: dict[str, int]) -> bool:
-    return all(
-        bounds.min <= sizes[dim] <= bounds.max
-        for dim, bounds in profile.dims.items()
-        if dim in sizes
-    )
 
 
 def _logits_by_distance(vocab_size: int) -> Float32Array:

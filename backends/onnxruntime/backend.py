@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from octavo.backends.manifest import Manifest
     from octavo.backends.onnxruntime.executable import OnnxRuntimeExecutable
     from octavo.graphs.program import CapturedProgram
+    from octavo.graphs.spec import CacheDType
 
 MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = "model.onnx.data"
@@ -28,16 +29,16 @@ _MINIMUM_VERSION = (1, 31)
 class OnnxRuntimeBackend:
     name = "onnxruntime"
 
-    def require(self, options: BuildOptions) -> None:
-        for given in {options.dtype, options.kv_cache_dtype}:
+    def require(self, dtype: CacheDType, kv_cache_dtype: CacheDType, block_size: int) -> None:
+        for given in (dtype, kv_cache_dtype):
             if given != "float32":
                 raise BuildError(
                     f"the onnxruntime backend computes in float32 on a CPU, not in {given}: "
                     "build with --dtype float32"
                 )
-        if options.limits.block_size % _BLOCK_SIZE_MULTIPLE:
+        if block_size % _BLOCK_SIZE_MULTIPLE:
             raise BuildError(
-                f"block_size {options.limits.block_size} is not a multiple of "
+                f"block_size {block_size} is not a multiple of "
                 f"{_BLOCK_SIZE_MULTIPLE}, which the attention kernel needs: build with "
                 f"--block-size {_BLOCK_SIZE_MULTIPLE}"
             )

@@ -33,6 +33,8 @@ class OnnxRuntimeExecutable:
         self._caches: list[ort.OrtValue] = []
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
+        if self._session is None:
+            raise BackendError("the engine is closed: load it again")
         # Frees the old cache before the new one is made.
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
@@ -52,13 +54,13 @@ class OnnxRuntimeExecutable:
     def run(self, inputs: StepInputs) -> StepOutputs:
         if self._session is None or not self._caches:
             raise BackendError("the engine is closed or has no cache: call allocate_kv_cache first")
-        for name in _INPUT_NAMES:
-            self._binding.bind_cpu_input(name, getattr(inputs, name))
         logits = self._logits_buffer(len(inputs.logits_indices))
-        self._binding.bind_output(
-            bindings.LOGITS_NAME, "cpu", 0, np.float32, logits.shape, logits.ctypes.data
-        )
         try:
+            for name in _INPUT_NAMES:
+                self._binding.bind_cpu_input(name, getattr(inputs, name))
+            self._binding.bind_output(
+                bindings.LOGITS_NAME, "cpu", 0, np.float32, logits.shape, logits.ctypes.data
+            )
             self._session.run_with_iobinding(self._binding)
         except Exception as error:
             raise BackendError(f"ONNX Runtime failed in a step: {error}") from error

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from octavo.backends.manifest import Manifest
     from octavo.backends.torch.executable import TorchExecutable
     from octavo.graphs.program import CapturedProgram
+    from octavo.graphs.spec import CacheDType
 
 MODEL_FILE = "model.pt2"
 
@@ -20,7 +21,7 @@ MODEL_FILE = "model.pt2"
 class TorchBackend:
     name = "torch"
 
-    def require(self, options: BuildOptions) -> None:
+    def require(self, dtype: CacheDType, kv_cache_dtype: CacheDType, block_size: int) -> None:
         """Eager PyTorch has every dtype and block size."""
 
     def supports(self, program: CapturedProgram) -> Report:

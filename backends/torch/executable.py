@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.backends.base import LoadOptions, StepInputs, StepOutputs
+from octavo.backends.step_checks import check_step
 from octavo.backends.torch import archive
 from octavo.graphs.errors import BackendError
 
@@ -29,6 +30,8 @@ class TorchExecutable:
         self._caches: list[Tensor] = []
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
+        if self._module is None:
+            raise BackendError("the engine is closed: load it again")
         self._caches.clear()
         dtype: torch.dtype = getattr(torch, self._manifest.kv_cache_dtype)
         layers = self._manifest.spec.kv_cache_bindings(
@@ -43,10 +46,11 @@ class TorchExecutable:
     def run(self, inputs: StepInputs) -> StepOutputs:
         if self._module is None or not self._caches:
             raise BackendError("the engine is closed or has no cache: call allocate_kv_cache first")
+        check_step(inputs, self._manifest, len(self._caches[0]))
         arrays = [torch.from_numpy(getattr(inputs, name)) for name in _INPUT_NAMES]
         try:
             logits, _ = self._module(*arrays, self._caches)
-        except RuntimeError as error:
+        except (RuntimeError, IndexError) as error:
             raise BackendError(f"PyTorch failed in a step: {error}") from error
         return StepOutputs(logits.numpy())
 

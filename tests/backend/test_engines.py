@@ -214,6 +214,10 @@ def shortened(name: str) -> Change:
 WRONG_STEPS: dict[str, Change] = {
     "slot behind the cache": replaced("slot_mapping", -1, NUM_BLOCKS * BLOCK_SIZE),
     "block behind the cache": replaced("block_tables", (0, 0), NUM_BLOCKS),
+    "block before the cache": replaced("block_tables", (0, 0), -1),
+    "slot before the cache": replaced("slot_mapping", 0, -2),
+    "prefix before the sequence": replaced("prefix_offsets", 0, -1),
+    "tokens of no sequence": replaced("query_start_loc", -1, 49),
     "token outside the vocabulary": replaced("token_ids", 3, VOCAB_SIZE),
     "row behind the step": replaced("logits_indices", 0, 50),
     "too few positions": shortened("positions"),

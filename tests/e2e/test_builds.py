@@ -57,7 +57,7 @@ def ids(*token_ids: int) -> dict[str, object]:
 
 def assert_whole(engine: Path) -> None:
     """It passes its own checks and generates."""
-    verify_files(engine, read_manifest(engine))
+    verify_files(engine, read_manifest(engine).files)
     with LLM(engine) as llm:
         (output,) = llm.generate(ids(5, 6, 7), GREEDY)
     assert output.finished

@@ -10,7 +10,7 @@ import numpy as np
 from octavo.backends.base import StepInputs, StepOutputs
 from octavo.backends.manifest import Limits
 from octavo.backends.null import expected_next_token
-from octavo.backends.null.bundle import mixed_profile
+from octavo.backends.null.bundle import make_manifest
 from octavo.backends.null.executable import NullExecutable
 from octavo.runtime import invariants
 from octavo.runtime.capacity import EngineLimits
@@ -25,7 +25,7 @@ class RecordingExecutable(NullExecutable):
     """Keeps a copy of every step's inputs; `on_run` may raise, after the cache was written."""
 
     def __init__(self, limits: Limits, vocab_size: int = VOCAB_SIZE) -> None:
-        super().__init__(vocab_size, limits, (mixed_profile(limits),))
+        super().__init__(make_manifest(vocab_size=vocab_size, limits=limits))
         self.steps: list[StepInputs] = []
         self.on_run: Callable[[], None] | None = None
 

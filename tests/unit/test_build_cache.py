@@ -100,7 +100,7 @@ def test_a_stored_engine_comes_back_whole(tmp_path: Path) -> None:
     assert build_cache.lookup(key(1)) is None
     assert build_cache.materialise(key(), tmp_path / "copy") == manifest
     assert read_manifest(tmp_path / "copy") == manifest
-    verify_files(tmp_path / "copy", manifest)
+    verify_files(tmp_path / "copy", manifest.files)
 
 
 def test_an_edited_output_does_not_change_the_cache(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_many_at_once_always_get_a_whole_engine_or_none(
         output = tmp_path / f"copy{number}"
         manifest = build_cache.materialise(key(number % 3), output)
         if manifest is not None:
-            verify_files(output, manifest)
+            verify_files(output, manifest.files)
         return output.exists() == (manifest is not None)
 
     with ThreadPoolExecutor(8) as pool:

@@ -74,7 +74,7 @@ def test_published_engine_is_complete_and_recorded(tmp_path: Path, manifest: Man
     output = tmp_path / "missing" / "parents" / "engine"
     written = build(output, manifest, "weights")
     assert read_manifest(output) == written
-    verify_files(output, written)
+    verify_files(output, written.files)
     digest = hashlib.sha256(b"weights").hexdigest()
     assert [(f.path, f.size, f.sha256) for f in written.files] == [
         ("drafter/head.bin", 7, digest),

@@ -20,7 +20,7 @@ from octavo.graphs.errors import BackendError
 @pytest.fixture
 def executable(null_engine: Path) -> NullExecutable:
     manifest = read_manifest(null_engine)
-    verify_files(null_engine, manifest)
+    verify_files(null_engine, manifest.files)
     backend = registry.get("null")
     assert backend.check(manifest).ok
     loaded = backend.load(null_engine, manifest, LoadOptions())
@@ -88,8 +88,8 @@ def with_value(array: np.ndarray, index: int, value: int) -> np.ndarray:
         (lambda s: {"positions": s.positions[::-1]}, "not a contiguous int32"),
         (lambda s: {"query_start_loc": with_value(s.query_start_loc, 2, 22)}, "does not divide"),
         (lambda s: {"query_start_loc": with_value(s.query_start_loc, 1, 0)}, "does not divide"),
-        (lambda s: {"logits_indices": with_value(s.logits_indices, 0, 19)}, "not ascending"),
-        (lambda s: {"logits_indices": with_value(s.logits_indices, 2, 23)}, "not ascending"),
+        (lambda s: {"logits_indices": with_value(s.logits_indices, 0, 19)}, "do not ascend"),
+        (lambda s: {"logits_indices": with_value(s.logits_indices, 2, 23)}, "are not rows of 23"),
         (lambda s: {"block_tables": s.block_tables[:, :1].copy()}, "too short"),
         (
             lambda _: {"block_tables": np.zeros((2, 17), dtype=np.int32)},
@@ -150,4 +150,4 @@ def test_extra_files_are_recorded(null_engine: Path, tmp_path: Path) -> None:
     path = write_engine(tmp_path, vocab_size=5, limits=limits, extra_files={"tokenizer.json": b"x"})
     manifest = read_manifest(path)
     assert [(f.path, f.size) for f in manifest.files][1] == ("tokenizer.json", 1)
-    verify_files(path, manifest)
+    verify_files(path, manifest.files)
