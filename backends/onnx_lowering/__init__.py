@@ -6,10 +6,11 @@ from octavo.backends.onnx_lowering import (
     rules_linear,
     rules_shape,
 )
-from octavo.backends.onnx_lowering.lowering import supports, to_onnx
+from octavo.backends.onnx_lowering.lowering import Layouts, supports, to_onnx
 
 # The rule modules fill the table of `lowering` when they are imported.
 __all__ = [
+    "Layouts",
     "rules_elementwise",
     "rules_indexing",
     "rules_linear",

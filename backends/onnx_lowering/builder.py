@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from onnx_ir import tensor_adapters
 
+from octavo.graphs.ops.linear import PANEL
+
 IR_VERSION = 10
 OPSET_VERSION = 21
 
@@ -23,6 +25,8 @@ class GraphBuilder:
         self.initializers: list[ir.Value] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self._weights: dict[tuple[int, tuple[int, ...], tuple[int, ...]], ir.Value] = {}
+        self._tensors: dict[ir.Value, torch.Tensor] = {}
+        self._packed: dict[tuple[ir.Value, bool], ir.Value] = {}
 
     def nodes_of(
         self,
@@ -71,10 +75,33 @@ class GraphBuilder:
         key = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
         if tensor.numel() == 0 or key not in self._weights:
             contiguous = tensor.contiguous()
-            self._weights[key] = self._initializer(
+            value = self._initializer(
                 tensor_adapters.TorchTensor(contiguous, name=name), contiguous.shape
             )
+            self._weights[key], self._tensors[value] = value, contiguous
         return self._weights[key]
+
+    def packed(self, weight: ir.Value, *, transposed: bool) -> ir.Value | None:
+        """A parameter [N, K], or [K, N] if `transposed`, in the panels of `octavo::Linear`.
+
+        None if `weight` is no float32 parameter. Packed only when the model is written.
+        """
+        tensor = self._tensors.get(weight)
+        if tensor is None or tensor.dtype != torch.float32 or tensor.dim() != 2:
+            return None
+        key = (weight, transposed)
+        if key not in self._packed:
+            rows = tensor.t() if transposed else tensor
+            panels, name = -(-rows.shape[0] // PANEL), f"{weight.name}.packed"
+            shape = (panels, rows.shape[1], PANEL)
+            lazy = ir.LazyTensor(
+                lambda: tensor_adapters.TorchTensor(_panels(rows), name=name),
+                dtype=ir.DataType.FLOAT,
+                shape=ir.Shape(shape),
+                name=name,
+            )
+            self._packed[key] = self._initializer(lazy, shape)
+        return self._packed[key]
 
     def _initializer(self, tensor: ir.TensorProtocol, shape: Sequence[int]) -> ir.Value:
         value = ir.Value(
@@ -85,3 +112,10 @@ class GraphBuilder:
         )
         self.initializers.append(value)
         return value
+
+
+def _panels(rows: torch.Tensor) -> torch.Tensor:
+    """[N, K] -> [ceil(N / PANEL), K, PANEL], padded with zeros."""
+    padding = -rows.shape[0] % PANEL
+    padded = torch.nn.functional.pad(rows, (0, 0, 0, padding))
+    return padded.view(-1, PANEL, rows.shape[1]).transpose(1, 2).contiguous()

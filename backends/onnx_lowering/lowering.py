@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -22,7 +23,8 @@ from octavo.backends.base import Report, UnsupportedNode
 from octavo.backends.onnx_lowering.builder import IR_VERSION, OPSET_VERSION, GraphBuilder
 from octavo.graphs import bindings
 from octavo.graphs.errors import UnsupportedModelError
-from octavo.graphs.ops import paged_attention_onnx
+from octavo.graphs.ops import linear_onnx, paged_attention_onnx
+from octavo.graphs.ops.linear import SCHEMA as LINEAR
 from octavo.graphs.ops.schema import DOMAIN
 from octavo.graphs.ops.schema import OPSET_VERSION as DOMAIN_VERSION
 from octavo.graphs.program import CapturedProgram
@@ -57,12 +59,20 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     return torch.zeros(0, dtype=dtype).numpy().dtype
 
 
+@dataclass(frozen=True)
+class Layouts:
+    """How a backend wants what the graph leaves open; the defaults are the reference's."""
+
+    k_transposed: bool = False  # keys within a cache block
+    packed_linear: bool = False  # `octavo::Linear` for linear layers with float32 parameters
+
+
 class LoweringContext:
     """What a rule needs: the builder, the node at hand, and the types of its tensors."""
 
-    def __init__(self, builder: GraphBuilder, k_transposed: bool) -> None:
+    def __init__(self, builder: GraphBuilder, layouts: Layouts) -> None:
         self.builder = builder
-        self.k_transposed = k_transposed
+        self.layouts = layouts
         self.node: fx.Node
 
     @property
@@ -132,25 +142,26 @@ def supports(program: CapturedProgram) -> Report:
     )
 
 
-def to_onnx(program: CapturedProgram, *, k_transposed: bool) -> ir.Model:
+def to_onnx(program: CapturedProgram, layouts: Layouts) -> ir.Model:
     """Lowers a program; inputs and outputs are named as `octavo.graphs.bindings` declares.
 
     Weights stay shared with the program's tensors. Raises UnsupportedModelError naming a node that
     no rule lowers.
     """
-    graph = lower_graph(program.exported, k_transposed=k_transposed)
+    graph = lower_graph(program.exported, layouts)
     _name_inputs(graph.inputs)
     _name_outputs(graph.outputs, program.spec.vocab_size, graph.inputs)
-    body = ir.from_proto(paged_attention_onnx.function())
-    return ir.Model(
-        graph, ir_version=IR_VERSION, producer_name="octavo", functions=[cast(ir.Function, body)]
-    )
+    bodies = [paged_attention_onnx.function()]
+    if any(node.op_type == LINEAR.onnx_name for node in graph):
+        bodies.append(linear_onnx.function())
+    functions = [cast(ir.Function, ir.from_proto(body)) for body in bodies]
+    return ir.Model(graph, ir_version=IR_VERSION, producer_name="octavo", functions=functions)
 
 
-def lower_graph(exported: ExportedProgram, *, k_transposed: bool = False) -> ir.Graph:
+def lower_graph(exported: ExportedProgram, layouts: Layouts) -> ir.Graph:
     """Any exported program as an ONNX graph, its inputs and outputs under the captured names."""
     builder = GraphBuilder()
-    context = LoweringContext(builder, k_transposed)
+    context = LoweringContext(builder, layouts)
     values: dict[fx.Node, Lowered] = {}
     inputs = _lower_placeholders(exported, builder, values)
     outputs: Sequence[ir.Value] = ()

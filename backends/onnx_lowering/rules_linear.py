@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
 from octavo.backends.onnx_lowering.lowering import LoweringContext, lowers
+from octavo.graphs.ops.linear import SCHEMA as LINEAR
 from octavo.graphs.ops.paged_attention import SCHEMA
 from octavo.graphs.ops.schema import DOMAIN
 
@@ -17,17 +19,17 @@ from octavo.graphs.ops.schema import DOMAIN
 def _linear(
     c: LoweringContext, x: ir.Value, weight: ir.Value, bias: ir.Value | None = None
 ) -> ir.Value:
-    """Gemm keeps the weight as the checkpoint has it, under its name, and shared if it is tied."""
     fake = c.fake_of(0)
     columns = int(c.fake.shape[-1])
     rows = x
     if fake.dim() != 2:
         rows = c.op("Reshape", x, c.ints(-1, int(fake.shape[-1])))
-    product = c.op("Gemm", rows, weight, bias, transB=1)
+    product = _packed_linear(c, rows, weight, bias, columns, transposed=False)
+    if product is None:
+        # The weight as the checkpoint has it, and shared if it is tied.
+        product = c.op("Gemm", rows, weight, bias, transB=1)
     if fake.dim() == 2:
         return product
-    if fake.dim() == 3 and fake.shape[0] == 1:
-        return c.op("Reshape", product, c.ints(1, -1, columns))
     leading = c.op("Shape", x, start=0, end=-1)
     return c.op("Reshape", product, c.op("Concat", leading, c.ints(columns), axis=0))
 
@@ -41,7 +43,34 @@ def _addmm(
     beta: float = 1,
     alpha: float = 1,
 ) -> ir.Value:
-    return c.op("Gemm", a, b, bias, alpha=float(alpha), beta=float(beta))
+    product = None
+    if alpha == beta == 1 and c.fake_of(0).dim() == 1:
+        product = _packed_linear(c, a, b, bias, int(c.fake.shape[1]), transposed=True)
+    return product or c.op("Gemm", a, b, bias, alpha=float(alpha), beta=float(beta))
+
+
+def _packed_linear(
+    c: LoweringContext,
+    rows: ir.Value,
+    weight: ir.Value,
+    bias: ir.Value | None,
+    columns: int,
+    *,
+    transposed: bool,
+) -> ir.Value | None:
+    """`octavo::Linear` where the backend has it and the weight is a parameter."""
+    packed = c.builder.packed(weight, transposed=transposed) if c.layouts.packed_linear else None
+    if packed is None:
+        return None
+    none = c.builder.constant([], np.float32)
+    return c.op(
+        LINEAR.onnx_name,
+        rows,
+        packed,
+        none if bias is None else bias,
+        domain=DOMAIN,
+        columns=columns,
+    )
 
 
 @lowers("aten.matmul.default", "aten.mm.default", "aten.bmm.default")
@@ -88,7 +117,7 @@ def _paged_attention(c: LoweringContext, *arguments: Any) -> tuple[ir.Value, ...
     operands = arguments[: len(SCHEMA.inputs)]
     names = [attribute.name for attribute in SCHEMA.attributes]
     attributes = dict(zip(names, arguments[len(SCHEMA.inputs) :], strict=True))
-    attributes["k_transposed"] = int(c.k_transposed)
+    attributes["k_transposed"] = int(c.layouts.k_transposed)
     return c.builder.nodes_of(
         SCHEMA.onnx_name,
         cast("Sequence[ir.Value]", operands),

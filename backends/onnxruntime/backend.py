@@ -54,9 +54,9 @@ class OnnxRuntimeBackend:
         import onnx_ir as ir
 
         from octavo.backends.manifest import Target
-        from octavo.backends.onnx_lowering import to_onnx
+        from octavo.backends.onnx_lowering import Layouts, to_onnx
 
-        model = to_onnx(program, k_transposed=True)
+        model = to_onnx(program, Layouts(k_transposed=True, packed_linear=True))
         ir.save(
             model,
             staging / MODEL_FILE,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from octavo.backends.onnx_lowering.builder import IR_VERSION
-from octavo.backends.onnx_lowering.lowering import RULES, lower_graph, target_name
+from octavo.backends.onnx_lowering.lowering import RULES, Layouts, lower_graph, target_name
 from octavo.compiler.passes.dead_code import remove_dead_code
 from octavo.compiler.passes.functionalize import functionalize
 
@@ -55,7 +55,7 @@ def exported(
 def lowered_results(
     program: torch.export.ExportedProgram, inputs: tuple[Tensor, ...]
 ) -> list[np.ndarray[Any, Any]]:
-    model = ir.Model(lower_graph(program), ir_version=IR_VERSION)
+    model = ir.Model(lower_graph(program, Layouts()), ir_version=IR_VERSION)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(

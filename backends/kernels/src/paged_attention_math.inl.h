@@ -2,14 +2,8 @@
 // paged_attention_kernel.inl.h, whose rules on includes hold here too.
 #pragma once
 
+#include "kernel_arithmetic.h"
 #include "paged_attention_kernel.h"
-
-// An array that a loop indexes is kept in registers only once the loop is unrolled.
-#if defined(__clang__)
-#define OCTAVO_UNROLL _Pragma("unroll")
-#else
-#define OCTAVO_UNROLL _Pragma("GCC unroll 16")
-#endif
 
 namespace octavo {
 namespace {
@@ -20,10 +14,6 @@ constexpr float kNoMaximum = -3.402823466e+38f;  // of a row that has seen no ke
 constexpr float kMinusInfinity = -__builtin_inff();
 constexpr int kGroupsPerSubBlock = kSubBlock / kKeyGroup;
 
-inline int smaller(int a, int b) { return a < b ? a : b; }
-inline int larger(int a, int b) { return a > b ? a : b; }
-inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t round_up(int64_t x, int64_t multiple) {
   return (x + multiple - 1) / multiple * multiple;
 }

@@ -1,6 +1,7 @@
 // What ONNX Runtime and Python see of the library. To add an op, list its kernel class in `kOps`.
 #include "cpu_features.h"
 #include "custom_op.h"
+#include "linear.h"
 #include "ort_abi.h"
 #include "paged_attention.h"
 
@@ -14,8 +15,9 @@ namespace {
 
 constexpr int kLibraryVersion = 1;
 
+const CustomOpFor<Linear> kLinear;
 const CustomOpFor<PagedAttention> kPagedAttention;
-const ort::CustomOp* const kOps[] = {&kPagedAttention};
+const ort::CustomOp* const kOps[] = {&kLinear, &kPagedAttention};
 
 // One domain for the life of the process: a session keeps only a pointer to it.
 ort::CustomOpDomain* domain() {

@@ -1,0 +1,38 @@
+// The interface between the task split (linear.cc, built for the baseline CPU) and the arithmetic
+// (linear_<set>.cc, each built for its own instruction set). Plain data only, see
+// paged_attention_kernel.h.
+#pragma once
+
+#include <stdint.h>
+
+namespace octavo {
+
+constexpr int kPanel = 16;  // columns of the output whose weights lie side by side
+
+// One call of the op; every size in it has been checked.
+struct LinearProblem {
+  const float* input;   // [rows, depth]
+  const float* weight;  // [ceil(columns / kPanel), depth, kPanel]
+  const float* bias;    // [columns] or null
+  float* output;        // [rows, columns]
+  int64_t rows;
+  int64_t columns;
+  int64_t depth;
+};
+
+// Rows [first_row, last_row) and panels [first_panel, last_panel) of the output.
+struct LinearTask {
+  int64_t first_row;
+  int64_t last_row;
+  int64_t first_panel;
+  int64_t last_panel;
+};
+
+using LinearKernel = void (*)(const LinearProblem&, const LinearTask&);
+
+LinearKernel linear_portable();
+LinearKernel linear_avx2();
+LinearKernel linear_avx512();
+LinearKernel linear_lanes16();
+
+}  // namespace octavo
