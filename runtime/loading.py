@@ -14,8 +14,7 @@ from octavo.graphs.errors import IncompatibleEngineError
 from octavo.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from octavo.backends.manifest import FileRecord, Manifest
-    from octavo.graphs.spec import ModelSpec
+    from octavo.backends.manifest import Manifest
 
 _LARGE = 32 << 20  # bytes that take longer to hash than to wait for
 
@@ -29,12 +28,13 @@ class LoadedEngine:
 
 def load_engine(bundle: Path, manifest: Manifest, num_threads: int | None) -> LoadedEngine:
     """Loads a bundle whose manifest was read; raises BundleError or BackendError."""
-    # What gets parsed is hashed before. Hashing weights takes as long as loading them, so neither
-    # waits. The tokenizer comes last: parsing it holds the interpreter's lock.
+    # What gets parsed is hashed before. Hashing weights takes longer than mapping them, so nobody
+    # waits for it until the end.
     weights = [record for record in manifest.files if record.size > _LARGE]
     verify_files(bundle, [record for record in manifest.files if record.size <= _LARGE])
-    with ThreadPoolExecutor(1, thread_name_prefix="octavo-load") as thread:
-        checked = thread.submit(_verified_tokenizer, bundle, manifest.spec, weights)
+    with ThreadPoolExecutor(2, thread_name_prefix="octavo-load") as threads:
+        verified = threads.submit(verify_files, bundle, weights)
+        tokenizer = threads.submit(Tokenizer.from_bundle, bundle, manifest.spec)
         backend = registry.get(manifest.backend)
         compatibility = backend.check(manifest)
         if not compatibility.ok:
@@ -42,17 +42,11 @@ def load_engine(bundle: Path, manifest: Manifest, num_threads: int | None) -> Lo
         try:
             executable = backend.load(bundle, manifest, LoadOptions(num_threads=num_threads))
         except BaseException:
-            checked.result()  # a changed file explains more than the failure it caused
+            verified.result()  # a changed file explains more than the failure it caused
             raise
         try:
-            return LoadedEngine(manifest, executable, checked.result())
+            verified.result()
+            return LoadedEngine(manifest, executable, tokenizer.result())
         except BaseException:
             executable.close()
             raise
-
-
-def _verified_tokenizer(
-    bundle: Path, spec: ModelSpec, weights: list[FileRecord]
-) -> Tokenizer | None:
-    verify_files(bundle, weights)
-    return Tokenizer.from_bundle(bundle, spec)

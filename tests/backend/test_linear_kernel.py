@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from octavo.backends import kernels
 from octavo.graphs.ops import linear_onnx
 from octavo.graphs.ops.linear import PANEL, SCHEMA
 from octavo.graphs.ops.schema import DOMAIN, OPSET_VERSION
+from tests.backend.kernel_variants import VARIANTS, library_of, selected
 
 Array = NDArray[np.float32]
 
@@ -51,23 +50,32 @@ def model(columns: int, *, with_body: bool = False) -> onnx.ModelProto:
     )
 
 
-def session(columns: int, threads: int = 1) -> onnxruntime.InferenceSession:
+def session(
+    columns: int, threads: int = 1, library: Path | None = None
+) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
-    options.register_custom_ops_library(str(kernels.library_path()))
+    options.register_custom_ops_library(str(library or kernels.library_path()))
     return onnxruntime.InferenceSession(
         model(columns).SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
 
 
-def run(rows: Array, weight: Array, bias: Array | None = None, *, threads: int = 1) -> Array:
+def run(
+    rows: Array,
+    weight: Array,
+    bias: Array | None = None,
+    *,
+    threads: int = 1,
+    library: Path | None = None,
+) -> Array:
     feeds = {
         "input": rows,
         "weight": packed(weight),
         "bias": np.zeros(0, np.float32) if bias is None else bias,
     }
-    (output,) = session(weight.shape[1], threads).run(None, feeds)
+    (output,) = session(weight.shape[1], threads, library).run(None, feeds)
     return np.asarray(output)
 
 
@@ -129,27 +137,14 @@ def test_one_chain_from_the_bias_on() -> None:
     np.testing.assert_array_equal(run(rows, weight, bias), chain.astype(np.float32))
 
 
-@pytest.mark.parametrize("instruction_set", ["portable", "avx2", "avx512"])
-def test_every_instruction_set(instruction_set: str, tmp_path: Any) -> None:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_instruction_set(variant: str) -> None:
     rows, weight, bias = random(50, 300), random(300, 45, seed=1), random(45, seed=2)
-    np.savez(tmp_path / "in.npz", rows=rows, weight=weight, bias=bias)
-    code = (
-        "import sys, numpy as np\n"
-        "from tests.backend.test_linear_kernel import run\n"
-        "data = np.load(sys.argv[1] + '/in.npz')\n"
-        "out = run(data['rows'], data['weight'], data['bias'], threads=2)\n"
-        "np.save(sys.argv[1] + '/out.npy', out)\n"
-    )
-    environment = {**os.environ, "OCTAVO_CPU_ISA": instruction_set}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, text=True
-    )
-    if "OCTAVO_CPU_ISA" in done.stderr:
-        pytest.skip(f"this CPU has no {instruction_set}")
-    assert done.returncode == 0, done.stderr
-    output = np.load(tmp_path / "out.npy")
+    library = library_of(variant)
+    with selected(variant):
+        output = run(rows, weight, bias, threads=2, library=library)
     np.testing.assert_allclose(output, expected(rows, weight, bias), atol=1e-4, rtol=1e-5)
-    if instruction_set != "portable":
+    if variant != "portable" and kernels.instruction_set() != "portable":
         np.testing.assert_array_equal(output, run(rows, weight, bias))
 
 
@@ -158,7 +153,8 @@ def test_the_function_body_computes_the_same() -> None:
     evaluator = ReferenceEvaluator(model(21, with_body=True))
     for given_bias in (bias, np.zeros(0, np.float32)):
         feeds = {"input": rows, "weight": packed(weight), "bias": given_bias}
-        (output,) = evaluator.run(None, feeds)
+        outputs: Any = evaluator.run(None, feeds)
+        output = outputs[0]
         wanted = expected(rows, weight, given_bias if given_bias.size else None)
         np.testing.assert_allclose(output, wanted, atol=1e-5)
 

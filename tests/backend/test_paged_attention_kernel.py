@@ -5,10 +5,6 @@ The reference walks each sequence's own history token by token; it knows nothing
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,12 +21,11 @@ from onnx import TensorProto, helper
 
 from octavo.backends import kernels
 from octavo.graphs.errors import BackendError
+from tests.backend.kernel_variants import VARIANTS, library_of, selected
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 
-ROOT = Path(__file__).resolve().parents[2]
-VARIANTS = ("portable", "avx2", "avx512", "lanes16")
 FLOAT, INT32 = TensorProto.FLOAT, TensorProto.INT32
 INPUTS = {
     "query": FLOAT,
@@ -282,9 +277,7 @@ class Variant:
         options.intra_op_num_threads = threads
         options.log_severity_level = 4
         options.register_custom_ops_library(str(self.library))
-        with pytest.MonkeyPatch.context() as patch:
-            if self.name != "lanes16":
-                patch.setenv("OCTAVO_CPU_ISA", self.name)
+        with selected(self.name):
             return onnxruntime.InferenceSession(
                 one_node_model(attributes), options, providers=["CPUExecutionProvider"]
             )
@@ -295,34 +288,8 @@ class Variant:
         return PagedRun(self.session(spec.attributes, threads), spec, histories, seed)
 
 
-def build_lanes16() -> Path:
-    """The AVX-512 tile shapes in portable code; shipped nowhere, so the test builds it."""
-    search = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    cmake, ninja = shutil.which("cmake", path=search), shutil.which("ninja", path=search)
-    if cmake is None:
-        pytest.skip("cmake is needed to build the 16-lane test library")
-    folder = ROOT / "build" / "kernels-lanes16"
-    generator = ["-GNinja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
-    source = Path(kernels.__file__).resolve().parent
-    configure = [
-        cmake, f"-S{source}", f"-B{folder}", "-DCMAKE_BUILD_TYPE=Release",
-        "-DOCTAVO_KERNELS_LANES16=ON", f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={folder}", *generator,
-    ]  # fmt: skip
-    for command in (configure, [cmake, "--build", str(folder)]):
-        subprocess.run(command, check=True, capture_output=True, text=True)
-    return folder / "liboctavo_kernels_lanes16.so"
-
-
 def find_variant(name: str) -> Variant:
-    if name == "lanes16":
-        return Variant(name, build_lanes16())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OCTAVO_CPU_ISA", name)
-        try:
-            assert kernels.instruction_set() == name
-        except BackendError:
-            pytest.skip(f"this CPU has no {name}")
-    return Variant(name, kernels.library_path())
+    return Variant(name, library_of(name))
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
