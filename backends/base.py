@@ -123,5 +123,8 @@ class Backend(Protocol):
     def check(self, manifest: Manifest) -> Compatibility:
         """Compares an engine's target and versions with this machine; imports nothing heavy."""
 
+    def import_library(self) -> None:
+        """Imports what `load` needs: afterwards, `load` is mostly outside the interpreter."""
+
     def load(self, bundle: Path, manifest: Manifest, options: LoadOptions) -> Executable:
         """Opens the engine of an already verified bundle."""

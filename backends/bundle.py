@@ -57,22 +57,36 @@ def read_manifest(bundle: Path) -> Manifest:
         ) from None
 
 
-def sha256_of(path: Path) -> str:
-    """Hex SHA-256 of a file's content; releases the GIL, so several run side by side."""
+def sha256_of(path: Path, start: int = 0, size: int | None = None) -> str:
+    """Hex SHA-256 of a file, or of `size` bytes from `start`; several run side by side."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        buffer = memoryview(bytearray(_READ_SIZE))
-        while count := file.readinto(buffer):
+        file.seek(start)
+        left = os.fstat(file.fileno()).st_size - start if size is None else size
+        buffer = memoryview(bytearray(min(_READ_SIZE, max(left, 1))))
+        while left > 0 and (count := file.readinto(buffer[: min(left, len(buffer))])):
             digest.update(buffer[:count])
+            left -= count
     return digest.hexdigest()
+
+
+def chunk_digests(path: Path) -> tuple[str, ...]:
+    """Hex SHA-256 of each chunk of a file that has more than one."""
+    from octavo.backends.manifest import CHUNK_BYTES
+
+    starts = range(0, path.stat().st_size, CHUNK_BYTES)
+    if len(starts) < 2:
+        return ()
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return tuple(pool.map(lambda start: sha256_of(path, start, CHUNK_BYTES), starts))
 
 
 def verify_files(bundle: Path, records: Iterable[FileRecord]) -> None:
     """Compares files with their records; raises BundleError naming the first that differs."""
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for problem in pool.map(lambda record: _problem(bundle, record), records):
-            if problem is not None:
-                raise BundleError(f"{problem}: copy or build the engine again")
+    for record in records:
+        problem = _problem(bundle, record)
+        if problem is not None:
+            raise BundleError(f"{problem}: copy or build the engine again")
 
 
 def _problem(bundle: Path, record: FileRecord) -> str | None:
@@ -81,8 +95,13 @@ def _problem(bundle: Path, record: FileRecord) -> str | None:
         size = path.stat().st_size
         if size != record.size:
             return f"{path} has {size} bytes, the manifest says {record.size}"
-        if sha256_of(path) != record.sha256:
-            return f"{path} was changed after the build, its SHA-256 differs from the manifest's"
+        same = (
+            chunk_digests(path) == record.chunks
+            if record.chunks
+            else sha256_of(path) == record.sha256
+        )
     except OSError as error:
         return f"{path} cannot be read ({error.strerror})"
+    if not same:
+        return f"{path} was changed after the build, its SHA-256 differs from the manifest's"
     return None

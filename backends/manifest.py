@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -10,6 +10,7 @@ from octavo.graphs.bindings import DType
 from octavo.graphs.spec import CacheDType, Frozen, ModelSpec, PassRecord
 
 FORMAT_VERSION = 1
+CHUNK_BYTES = 64 << 20
 
 KvLayout = Literal["reference", "k_transposed"]
 
@@ -48,12 +49,20 @@ class BindingRecord(Frozen):
     shape: tuple[str | int, ...]
 
 
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
 class FileRecord(Frozen):
-    """One file of the bundle; `path` is relative to the bundle, with forward slashes."""
+    """One file of the bundle; `path` is relative to the bundle, with forward slashes.
+
+    `sha256` is that of the whole file, for anyone to compare. A file longer than CHUNK_BYTES also
+    has that of each chunk, since several are hashed at once while an engine is loaded.
+    """
 
     path: str
     size: int = Field(ge=0)
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    sha256: Sha256
+    chunks: tuple[Sha256, ...] = ()
 
 
 class Target(Frozen):

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo.backends.bundle import MANIFEST_NAME, sha256_of
+from octavo.backends.bundle import MANIFEST_NAME, chunk_digests, sha256_of
 from octavo.graphs.errors import BuildError, OctavoError
 
 if TYPE_CHECKING:
@@ -213,8 +213,13 @@ def _records(staging: Path) -> tuple[FileRecord, ...]:
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         digests = list(pool.map(sha256_of, files))
     return tuple(
-        FileRecord(path=p.relative_to(staging).as_posix(), size=p.stat().st_size, sha256=digest)
-        for p, digest in zip(files, digests, strict=True)
+        FileRecord(
+            path=path.relative_to(staging).as_posix(),
+            size=path.stat().st_size,
+            sha256=digest,
+            chunks=chunk_digests(path),
+        )
+        for path, digest in zip(files, digests, strict=True)
     )
 
 

@@ -29,16 +29,18 @@ class LoadedEngine:
 def load_engine(bundle: Path, manifest: Manifest, num_threads: int | None) -> LoadedEngine:
     """Loads a bundle whose manifest was read; raises BundleError or BackendError."""
     # What gets parsed is hashed before. Hashing weights takes longer than mapping them, so nobody
-    # waits for it until the end.
+    # waits for it until the end. Parsing the tokenizer holds the interpreter's lock, which the
+    # backend no longer needs once it is imported.
     weights = [record for record in manifest.files if record.size > _LARGE]
     verify_files(bundle, [record for record in manifest.files if record.size <= _LARGE])
     with ThreadPoolExecutor(2, thread_name_prefix="octavo-load") as threads:
         verified = threads.submit(verify_files, bundle, weights)
-        tokenizer = threads.submit(Tokenizer.from_bundle, bundle, manifest.spec)
         backend = registry.get(manifest.backend)
         compatibility = backend.check(manifest)
         if not compatibility.ok:
             raise IncompatibleEngineError(f"{bundle} cannot run here: {compatibility.reason}")
+        backend.import_library()
+        tokenizer = threads.submit(Tokenizer.from_bundle, bundle, manifest.spec)
         try:
             executable = backend.load(bundle, manifest, LoadOptions(num_threads=num_threads))
         except BaseException:

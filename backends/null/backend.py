@@ -40,6 +40,9 @@ class NullBackend:
     def check(self, manifest: Manifest) -> Compatibility:
         return host.check_target(manifest.target)
 
+    def import_library(self) -> None:
+        """There is none."""
+
     def load(self, bundle: Path, manifest: Manifest, options: LoadOptions) -> NullExecutable:
         return NullExecutable(manifest)
 

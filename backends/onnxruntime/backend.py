@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,6 +86,9 @@ class OnnxRuntimeBackend:
                 f"onnxruntime {version} is older than {needed}, which the kernels need: upgrade it"
             )
         return host.check_target(manifest.target)
+
+    def import_library(self) -> None:
+        importlib.import_module("octavo.backends.onnxruntime.executable")
 
     def load(self, bundle: Path, manifest: Manifest, options: LoadOptions) -> OnnxRuntimeExecutable:
         from octavo.backends.onnxruntime.executable import OnnxRuntimeExecutable

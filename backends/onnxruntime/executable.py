@@ -82,7 +82,7 @@ def _session(model: Path, options: LoadOptions) -> ort.InferenceSession:
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = options.num_threads or len(os.sched_getaffinity(0))
     settings.inter_op_num_threads = 1
-    settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     settings.log_severity_level = 3
     settings.register_custom_ops_library(str(kernels.library_path()))
     try:

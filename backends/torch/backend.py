@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +53,9 @@ class TorchBackend:
                 f"archives may differ: install torch {built} or build the engine again"
             )
         return host.check_target(manifest.target)
+
+    def import_library(self) -> None:
+        importlib.import_module("octavo.backends.torch.executable")
 
     def load(self, bundle: Path, manifest: Manifest, options: LoadOptions) -> TorchExecutable:
         from octavo.backends.torch.executable import TorchExecutable

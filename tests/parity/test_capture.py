@@ -187,6 +187,25 @@ def test_a_leak_in_the_captured_graph_is_named() -> None:
         prove_isolation(graph_tracer(program.exported), program.spec, 16, torch.float32)
 
 
+def test_where_capture_fails_the_eager_module_that_mixes_is_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Scans rarely export: their shapes' constraints would be a riddle to the user."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Constraints violated (T)")
+
+    monkeypatch.setattr(torch.export, "export", refuse)
+    model = tiny_models.model("llama")
+    with pytest.raises(UnsupportedModelError, match=r"cannot be captured .*Constraints violated"):
+        captured(model)
+    model = tiny_models.model("llama")
+    layers: Any = model.model.layers
+    layers[1].mlp = LooksBack(layers[1].mlp)
+    with pytest.raises(UnsupportedModelError, match=r"in LooksBack \(model.layers.1.mlp\)"):
+        captured(model)
+
+
 class Remembers(nn.Module):
     """Adds the sum of all earlier tokens of the same sequence that are in the step."""
 

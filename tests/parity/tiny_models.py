@@ -56,7 +56,6 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "mixtral": _EXPERTS,
     "deepseek_v3": {**_EXPERTS, **_DEEPSEEK},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
-    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
 }
 
 
