@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
-from unittest.mock import patch
 
 T = TypeVar("T")
 _patching = threading.Lock()
@@ -57,12 +56,22 @@ class GgufSession:
 
         with (
             _patching,
-            patch.object(gguf, "GGUFReader", self._open),
-            patch.object(gguf, "get_tensor_name_map", functools.cache(gguf.get_tensor_name_map)),
+            _replaced(gguf, "GGUFReader", self._open),
+            _replaced(gguf, "get_tensor_name_map", functools.cache(gguf.get_tensor_name_map)),
             # This bar ignores the setting that turns all others off.
-            patch.object(modeling_gguf_pytorch_utils, "tqdm", _no_bar),
+            _replaced(modeling_gguf_pytorch_utils, "tqdm", _no_bar),
         ):
             yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: object) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
 
 
 def _no_bar(items: Iterable[T], **_: Any) -> Iterable[T]:

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from octavo.backends.bundle import read_manifest, verify_files
-from octavo.backends.manifest import Limits, Manifest, Target
+from octavo.backends.manifest import Limits, Manifest
+from octavo.backends.null.bundle import make_manifest
 from octavo.compiler import publish as publishing
 from octavo.compiler.publish import (
     OutputBusyError,
@@ -28,34 +29,12 @@ from octavo.compiler.publish import (
     staging_folder,
 )
 from octavo.graphs.errors import BuildError
-from octavo.graphs.spec import AttentionSpec, ModelSpec
 
 
 @pytest.fixture
 def manifest() -> Manifest:
-    layer = AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=4, value_head_dim=4, scale=0.5)
-    return Manifest(
-        backend="null",
-        spec=ModelSpec(
-            architecture="LlamaForCausalLM",
-            model_type="llama",
-            vocab_size=32,
-            hidden_size=8,
-            max_position_embeddings=64,
-            tie_word_embeddings=True,
-            layers=(layer,),
-            num_parameters=1,
-            sampled_vocab_size=32,
-        ),
-        limits=Limits(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, block_size=16),
-        dtype="float32",
-        kv_cache_dtype="float32",
-        inputs=(),
-        outputs=(),
-        profiles=(),
-        target=Target(architecture="any"),
-        versions={},
-    )
+    limits = Limits(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, block_size=16)
+    return make_manifest(vocab_size=32, limits=limits)
 
 
 def build(output: Path, manifest: Manifest, content: str) -> Manifest:
