@@ -17,8 +17,24 @@ SCHEMA = OperatorSchema(
         Operand("input", "float32", "[M, K]"),
         Operand("weight", "float32", "[ceil(N / 16), K, 16], the last panel padded with zeros"),
         Operand("bias", "float32", "[N], or [0] for none"),
+        Operand("residual", "float32", "[M, N], or [0, 0] for none"),
     ),
     outputs=(Operand("output", "float32", "[M, N]"),),
     attributes=(Attribute("columns", "int", "N"),),
-    doc="output = input @ weight + bias; weight[p, k, c] is column 16 p + c of row k.",
+    doc="output = input @ weight + bias + residual; weight[p, k, c] is column 16 p + c of row k.",
+)
+
+# The same with the checkpoint's layout, as the passes write it: `packed` is a choice of a backend.
+LINEAR_RESIDUAL = OperatorSchema(
+    name="linear_residual",
+    onnx_name="LinearResidual",
+    inputs=(
+        Operand("input", "float32", "[M, K]"),
+        Operand("weight", "float32", "[N, K]"),
+        Operand("bias", "float32", "[N], or [0] for none"),
+        Operand("residual", "float32", "[M, N]"),
+    ),
+    outputs=(Operand("output", "float32", "[M, N]"),),
+    attributes=(),
+    doc="output = input @ weight.T + bias + residual.",
 )
