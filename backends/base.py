@@ -110,6 +110,8 @@ class Executable(Protocol):
 
 class Backend(Protocol):
     name: str
+    # Octavo's operators with kernels of their own, by torch name; the compiler keeps others out.
+    operators: frozenset[str]
 
     def require(self, dtype: CacheDType, kv_cache_dtype: CacheDType, block_size: int) -> None:
         """Raises BuildError for what this backend cannot build, before any work is done."""

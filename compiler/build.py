@@ -122,7 +122,7 @@ def _build(config: BuildConfig, checkpoint: Checkpoint, output: Path, stages: St
         with stages.stage("capture"):
             program = capture(model, checkpoint.token_facts(), limits, dtype)
         with stages.stage("passes"):
-            program = run_passes(program)
+            program = run_passes(program, backend.operators)
         with stages.stage("proof"):
             _prove(program, dtype)
         _require_supported(program.spec, backend.name, backend.supports(program))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 class NullBackend:
     name = "null"
+    operators: frozenset[str] = frozenset()
 
     def supports(self, program: CapturedProgram) -> Report:
         """Nothing of the graph is run, so every node is supported."""

@@ -29,6 +29,7 @@ _MINIMUM_VERSION = (1, 31)
 
 class OnnxRuntimeBackend:
     name = "onnxruntime"
+    operators: frozenset[str] = frozenset()
 
     def require(self, dtype: CacheDType, kv_cache_dtype: CacheDType, block_size: int) -> None:
         for given in (dtype, kv_cache_dtype):

@@ -21,6 +21,7 @@ MODEL_FILE = "model.pt2"
 
 class TorchBackend:
     name = "torch"
+    operators: frozenset[str] = frozenset()
 
     def require(self, dtype: CacheDType, kv_cache_dtype: CacheDType, block_size: int) -> None:
         """Eager PyTorch has every dtype and block size."""
