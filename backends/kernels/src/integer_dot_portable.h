@@ -28,20 +28,17 @@ inline float half_to_float(uint16_t half) {
   return value;
 }
 
+// Integers are held as floats, which are exact below 2^24: a group's sum stays below 2^22.
 template <int Lanes, int Rows, int Registers>
 struct PortableIntegers : Portable<Lanes, Rows, Rows * Registers> {
-  static constexpr int kRegisters = Registers;  // of a tile's width
+  using Floats = Portable<Lanes, Rows, Rows * Registers>;
+  using Vec = typename Floats::Vec;
+  using Int = Vec;
+  using Bytes = typename VectorOf<Lanes>::Ints;  // four a lane
 
-  using Vec = typename Portable<Lanes, Rows, Rows * Registers>::Vec;
-  using Int = typename VectorOf<Lanes>::Ints;
-  struct Bytes {  // four a lane, signed or unsigned
-    uint8_t byte[4 * Lanes];
-  };
-
-  static Int set1_int(int32_t x) { return x - Int{}; }
-  static Vec to_float(Int x) { return __builtin_convertvector(x, Vec); }
-  static Vec load_scale(const float* p) { return Portable<Lanes, Rows, Rows * Registers>::load(p); }
-  static Vec load_scale(const uint16_t* halves) {
+  static Int set1_int(int32_t x) { return Floats::set1(static_cast<float>(x)); }
+  static Vec to_float(Int x) { return x; }
+  static Vec load_halves(const uint16_t* halves) {
     Vec x{};
     for (int i = 0; i < Lanes; ++i) x[i] = half_to_float(halves[i]);
     return x;
@@ -51,36 +48,39 @@ struct PortableIntegers : Portable<Lanes, Rows, Rows * Registers> {
     __builtin_memcpy(&x, p, sizeof(x));
     return x;
   }
-  static void store_bytes(uint8_t* p, Bytes x) { __builtin_memcpy(p, &x, sizeof(x)); }
-  // The same four bytes in every lane.
-  static Bytes broadcast(const int8_t* four) {
-    Bytes x;
-    for (int i = 0; i < Lanes; ++i) __builtin_memcpy(x.byte + 4 * i, four, 4);
-    return x;
-  }
-  static Bytes low_nibbles(Bytes x) {
-    for (uint8_t& byte : x.byte) byte &= 15;
-    return x;
-  }
-  static Bytes high_nibbles(Bytes x) {
-    for (uint8_t& byte : x.byte) byte >>= 4;
-    return x;
+  static Bytes low_nibbles(Bytes x) { return x & 0x0f0f0f0f; }
+  static Bytes high_nibbles(Bytes x) { return low_nibbles(x >> 4); }
+
+  // The same four activations for every lane.
+  struct Activations {
+    float value[4];
+  };
+  static Activations broadcast(const int8_t* p) {
+    return {{static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]),
+             static_cast<float>(p[3])}};
   }
 
-  // Sums of up to 8 products of four bytes a lane; `kNibbles` promises weights below 16.
+  // Sums of up to 8 dot products of four bytes a lane; `kNibbles` promises weights below 16.
   template <bool kNibbles>
   struct Dot {
-    using Weights = Bytes;
+    static constexpr int kRows = Rows;  // of a tile
+    static constexpr int kRegisters = Registers;
+    struct Weights {
+      Vec value[4];
+    };
     using Sum = Int;
-    static Weights weights(Bytes bytes) { return bytes; }
-    static Sum begin(Int start) { return start; }
-    static Sum add(Sum sum, const Weights& weights, const Bytes& activations) {
-      for (int i = 0; i < Lanes; ++i)
-        for (int k = 0; k < 4; ++k)
-          sum[i] += weights.byte[4 * i + k] * static_cast<int8_t>(activations.byte[4 * i + k]);
-      return sum;
+    static Weights weights(Bytes bytes) {
+      Weights w;
+      for (int k = 0; k < 4; ++k)
+        w.value[k] = __builtin_convertvector(bytes >> 8 * k & 0xff, Vec);
+      return w;
     }
-    static Int end(Sum sum, Int) { return sum; }
+    // What is summed between the two is added to the total, by one or the other.
+    static void begin(Sum& sum, Int total) { sum = total; }
+    static void add(Sum& sum, const Weights& w, const Activations& activations) {
+      for (int k = 0; k < 4; ++k) sum += w.value[k] * activations.value[k];
+    }
+    static void end(Sum sum, Int& total) { total = sum; }
   };
 };
 

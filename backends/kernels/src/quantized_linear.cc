@@ -1,7 +1,6 @@
 #include "quantized_linear.h"
 
 #include <algorithm>
-#include <type_traits>
 #include <vector>
 
 #include "cpu_features.h"
@@ -132,9 +131,7 @@ std::vector<QuantizedLinearTask> split(const QuantizedLinearProblem& p) {
   const int64_t shares = kTasksPerThread * static_cast<int64_t>(hardware_threads());
   std::vector<QuantizedLinearTask> tasks;
   for (int64_t panel = 0, last; panel < panels; panel = last) {
-    int64_t count = std::max(divide_up(panels - panel, shares), least);
-    count += count % 2;  // the widest tiles are two panels
-    last = std::min(panel + count, panels);
+    last = std::min(panel + std::max(divide_up(panels - panel, shares), least), panels);
     // Neighbouring tasks share their weights, the larger part of what has to come from memory.
     for (int64_t row = 0; row < p.rows; row += kRowBlock)
       tasks.push_back({row, std::min(row + kRowBlock, p.rows), panel, last});
@@ -180,10 +177,8 @@ void QuantizedLinear::compute(const Context& context) const {
   prepare(sums.as<const int32_t>(), zero_point_, p, prepared);
   const std::vector<QuantizedLinearTask> tasks = split(p);
   parallel_for(context, tasks.size(), [&](size_t i) {
-    static_assert(std::is_trivial_v<QuantizedLinearScratch>);
     thread_local Scratch scratch;
-    void* memory = scratch.floats(sizeof(QuantizedLinearScratch) / sizeof(float));
-    kernel_(p, tasks[i], *static_cast<QuantizedLinearScratch*>(memory));
+    kernel_(p, tasks[i], scratch.floats(size_t{kRowBlock} * kWeightPanel));
   });
 }
 

@@ -12,11 +12,8 @@ constexpr int kDotDepth = 4;          // values along the depth that lie side by
 constexpr int kActivationGroup = 64;  // activations that share a scale
 constexpr int kWeightGroup = 32;      // weights that share a scale, where scales are grouped
 
-// Rows whose sums rest in the scratch memory while the weights of a tile's columns go by.
+// Rows whose sums rest in the scratch memory while the weights of a panel go by.
 constexpr int kRowBlock = 192;
-// A block of a tile's weights, 16 KiB as bytes, stays in the first-level cache while the rows go by.
-constexpr int kDepthBlock = 256;
-constexpr int kWidestTile = 2 * kWeightPanel;
 
 // One call of the op; every size in it has been checked. Depths are multiples of kActivationGroup.
 struct QuantizedLinearProblem {
@@ -46,16 +43,9 @@ struct QuantizedLinearTask {
   int64_t last_panel;
 };
 
-// What a task may scribble on: 64-byte aligned.
-struct QuantizedLinearScratch {
-  float chains[kRowBlock * kWidestTile];
-  float scales[kDepthBlock / kWeightGroup * kWidestTile];
-  float minimums[kDepthBlock / kWeightGroup * kWidestTile];
-  uint8_t weights[kDepthBlock * kWidestTile];
-};
-
+// Computes a task; `resting` is kRowBlock * kWeightPanel floats that it may scribble on.
 using QuantizedLinearKernel = void (*)(const QuantizedLinearProblem&, const QuantizedLinearTask&,
-                                       QuantizedLinearScratch&);
+                                       float* resting);
 
 QuantizedLinearKernel quantized_linear_portable();
 QuantizedLinearKernel quantized_linear_avx2();

@@ -8,269 +8,34 @@
 // registers, blocks of depth when a chain rests in memory; neither changes it.
 #pragma once
 
-#include "kernel_arithmetic.h"
-#include "linear_columns.inl.h"
-#include "quantized_linear_kernel.h"
+#include "quantized_linear_tile.inl.h"
 
 namespace octavo {
 namespace {
 
-enum class Scaling { kColumn, kGroup, kGroupMinimum };
+// A block of a panel's weights, at most 8 KiB, and the one that is fetched meanwhile stay in the
+// first-level cache while the rows go by.
+constexpr int64_t kDepthBlock = 256;
+// Rows of a tile that does so little with a weight that it has to fetch ahead at every step.
+constexpr int kStreamingRows = 2;
+constexpr int64_t kStreamingDistance = 4096;  // bytes
 
-// How a tile finds its weights: bytes as they are in the engine, nibbles as they are in the engine,
-// or nibbles that were unpacked to bytes in the scratch memory, their scales to floats.
-enum class Format { kBytes, kNibbles, kUnpacked };
-
-template <Format>
-struct ScaleOf {
-  using Type = uint16_t;
-};
-template <>
-struct ScaleOf<Format::kUnpacked> {
-  using Type = float;
-};
-
-// The weights of a tile's columns, from some depth on.
-template <Format kFormat>
-struct Weights {
-  using Scale = typename ScaleOf<kFormat>::Type;
-  const uint8_t* bytes;
-  const Scale* scales;
-  const Scale* minimums;
-  int64_t bytes_a_panel;
-  int64_t scales_a_panel;
-};
-
-struct DepthRange {
-  int64_t first;
-  int64_t last;
-};
-
-template <class V, int R, int C>
-using Chains = typename V::Vec[R][C];
-
-// Where register j of a tile is, with four bytes or one scale a column.
-template <class V>
-constexpr int64_t panel_of(int j) {
-  return j * V::kLanes / kWeightPanel;
-}
-template <class V>
-constexpr int64_t column_of(int j) {
-  return j * V::kLanes % kWeightPanel;
-}
-
-// Adds the products of one group of weights, kWeightGroup along the depth.
-template <class V, Format kFormat, int R, int C>
-inline __attribute__((always_inline)) void add_products(
-    typename V::Int (&totals)[R][C], const uint8_t* weights, int64_t bytes_a_panel,
-    const int8_t* const (&rows)[R], int64_t depth) {
-  using Dot = typename V::template Dot<kFormat != Format::kBytes>;
-  using Bytes = typename V::Bytes;
-  constexpr int kStep = kWeightPanel * kDotDepth;
-  typename Dot::Sum sums[R][C];
-  OCTAVO_UNROLL
-  for (int r = 0; r < R; ++r)
-    OCTAVO_UNROLL
-    for (int j = 0; j < C; ++j) sums[r][j] = Dot::begin(totals[r][j]);
-  if constexpr (kFormat == Format::kNibbles) {
-    OCTAVO_UNROLL
-    for (int k = 0; k < kWeightGroup; k += 2 * kDotDepth, weights += kStep) {
-      OCTAVO_UNROLL
-      for (int j = 0; j < C; ++j) {
-        const Bytes both =
-            V::load_bytes(weights + panel_of<V>(j) * bytes_a_panel + column_of<V>(j) * kDotDepth);
-        const auto first = Dot::weights(V::low_nibbles(both));
-        const auto second = Dot::weights(V::high_nibbles(both));
-        OCTAVO_UNROLL
-        for (int r = 0; r < R; ++r) {
-          const int8_t* row = rows[r] + depth + k;
-          sums[r][j] = Dot::add(sums[r][j], first, V::broadcast(row));
-          sums[r][j] = Dot::add(sums[r][j], second, V::broadcast(row + kDotDepth));
-        }
-      }
-    }
-  } else {
-    OCTAVO_UNROLL
-    for (int k = 0; k < kWeightGroup; k += kDotDepth, weights += kStep) {
-      Bytes activations[R];
-      OCTAVO_UNROLL
-      for (int r = 0; r < R; ++r) activations[r] = V::broadcast(rows[r] + depth + k);
-      OCTAVO_UNROLL
-      for (int j = 0; j < C; ++j) {
-        const auto w = Dot::weights(V::load_bytes(weights + panel_of<V>(j) * bytes_a_panel +
-                                                  column_of<V>(j) * kDotDepth));
-        OCTAVO_UNROLL
-        for (int r = 0; r < R; ++r) sums[r][j] = Dot::add(sums[r][j], w, activations[r]);
-      }
-    }
-  }
-  OCTAVO_UNROLL
-  for (int r = 0; r < R; ++r)
-    OCTAVO_UNROLL
-    for (int j = 0; j < C; ++j) totals[r][j] = Dot::end(sums[r][j], totals[r][j]);
-}
-
-template <class V, int R, int C>
-inline __attribute__((always_inline)) void start(typename V::Int (&totals)[R][C],
-                                                 const int32_t* starts, int64_t groups) {
-  OCTAVO_UNROLL
-  for (int r = 0; r < R; ++r)
-    OCTAVO_UNROLL
-    for (int j = 0; j < C; ++j) totals[r][j] = V::set1_int(starts[r * groups]);
-}
-
-// Advances the chains of R rows and C registers of columns over a range of the depth. `weights`
-// begin at the range's first depth.
-template <class V, Format kFormat, Scaling kScaling, int R, int C>
-inline __attribute__((always_inline)) void advance(const QuantizedLinearProblem& p,
-                                                   const Weights<kFormat>& weights, int64_t row,
-                                                   DepthRange depth, Chains<V, R, C>& chains) {
-  constexpr int kBytes = kWeightGroup * kWeightPanel / (kFormat == Format::kNibbles ? 2 : 1);
-  const int64_t groups = p.depth / kActivationGroup;
-  const int8_t* rows[R];
-  OCTAVO_UNROLL
-  for (int r = 0; r < R; ++r) rows[r] = p.quantized + (row + r) * p.depth;
-  const uint8_t* bytes = weights.bytes;
-  int64_t scale_at = 0;
-  for (int64_t g = depth.first / kActivationGroup; g < depth.last / kActivationGroup; ++g) {
-    const float* scales = p.scales + row * groups + g;
-    typename V::Int totals[R][C];
-    if constexpr (kScaling == Scaling::kColumn) {
-      start<V, R, C>(totals, p.starts + row * groups + g, groups);
-      add_products<V, kFormat, R, C>(totals, bytes, weights.bytes_a_panel, rows,
-                                     g * kActivationGroup);
-      add_products<V, kFormat, R, C>(totals, bytes + kBytes, weights.bytes_a_panel, rows,
-                                     g * kActivationGroup + kWeightGroup);
-      OCTAVO_UNROLL
-      for (int r = 0; r < R; ++r)
-        OCTAVO_UNROLL
-        for (int j = 0; j < C; ++j)
-          chains[r][j] =
-              V::fma(V::to_float(totals[r][j]), V::set1(scales[r * groups]), chains[r][j]);
-      bytes += 2 * kBytes;
-    } else {
-      for (int half = 0; half < 2; ++half) {
-        const int64_t group = row * 2 * groups + 2 * g + half;
-        start<V, R, C>(totals, p.starts + group, 2 * groups);
-        add_products<V, kFormat, R, C>(totals, bytes, weights.bytes_a_panel, rows,
-                                       g * kActivationGroup + half * kWeightGroup);
-        OCTAVO_UNROLL
-        for (int j = 0; j < C; ++j) {
-          const int64_t at = panel_of<V>(j) * weights.scales_a_panel + column_of<V>(j) + scale_at;
-          const typename V::Vec scale = V::load_scale(weights.scales + at);
-          OCTAVO_UNROLL
-          for (int r = 0; r < R; ++r)
-            chains[r][j] = V::fma(V::to_float(totals[r][j]),
-                                  V::mul(scale, V::set1(scales[r * groups])), chains[r][j]);
-          if constexpr (kScaling == Scaling::kGroupMinimum) {
-            const typename V::Vec minimum = V::load_scale(weights.minimums + at);
-            OCTAVO_UNROLL
-            for (int r = 0; r < R; ++r)
-              chains[r][j] =
-                  V::fma(minimum, V::set1(p.sums[group + r * 2 * groups]), chains[r][j]);
-          }
-        }
-        bytes += kBytes;
-        scale_at += kWeightPanel;
-      }
-    }
-  }
-}
-
-// Writes the output from finished chains.
-template <class V, int R, int C>
-inline void finish(const QuantizedLinearProblem& p, int64_t row, int64_t column,
-                   const Chains<V, R, C>& chains) {
-  using Vec = typename V::Vec;
-  OCTAVO_UNROLL
-  for (int j = 0; j < C; ++j) {
-    const int64_t at = column + j * V::kLanes, columns = p.columns - at;
-    const Vec scale =
-        p.column_scales ? load_columns<V>(p.column_scales + at, columns) : V::set1(1.0f);
-    const Vec bias = p.bias ? load_columns<V>(p.bias + at, columns) : V::set1(0.0f);
-    OCTAVO_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const int64_t element = (row + r) * p.columns + at;
-      Vec value = V::fma(chains[r][j], scale, bias);
-      if (p.residual) value = V::add(value, load_columns<V>(p.residual + element, columns));
-      store_columns<V>(p.output + element, value, columns);
-    }
-  }
-}
-
-// The weights of the columns from `column` on, as they lie in the engine.
-template <Format kFormat>
-Weights<kFormat> packed_weights(const QuantizedLinearProblem& p, int64_t column, int64_t depth) {
-  const int64_t panel = column / kWeightPanel, within = column % kWeightPanel;
-  const int64_t values_a_byte = kFormat == Format::kNibbles ? 2 : 1;
-  Weights<kFormat> w{};
-  w.bytes_a_panel = p.depth * kWeightPanel / values_a_byte;
-  w.bytes = p.weight + panel * w.bytes_a_panel + depth * kWeightPanel / values_a_byte +
-            within * kDotDepth;
-  w.scales_a_panel = p.depth;  // kWeightPanel for each kWeightGroup, and the two are equal
-  const int64_t scale = panel * w.scales_a_panel + depth + within;
-  if (p.group_scales) w.scales = p.group_scales + scale;
-  if (p.group_minimums) w.minimums = p.group_minimums + scale;
-  return w;
-}
-static_assert(kWeightPanel == kWeightGroup);
-
-// Unpacks a block of C registers of columns into the scratch memory.
-template <class V, int C>
-Weights<Format::kUnpacked> unpack(const QuantizedLinearProblem& p, int64_t column, DepthRange depth,
-                                  QuantizedLinearScratch& scratch) {
-  constexpr int kStep = kWeightPanel * kDotDepth;
-  const auto packed = packed_weights<Format::kNibbles>(p, column, depth.first);
-  const int64_t steps = (depth.last - depth.first) / (2 * kDotDepth);
-  const int64_t groups = (depth.last - depth.first) / kWeightGroup;
-  for (int j = 0; j < C; ++j) {
-    const uint8_t* from =
-        packed.bytes + panel_of<V>(j) * packed.bytes_a_panel + column_of<V>(j) * kDotDepth;
-    uint8_t* to =
-        scratch.weights + panel_of<V>(j) * kDepthBlock * kWeightPanel + column_of<V>(j) * kDotDepth;
-    for (int64_t step = 0; step < steps; ++step, from += kStep, to += 2 * kStep) {
-      const typename V::Bytes both = V::load_bytes(from);
-      V::store_bytes(to, V::low_nibbles(both));
-      V::store_bytes(to + kStep, V::high_nibbles(both));
-    }
-    for (int64_t g = 0; g < groups; ++g) {
-      const int64_t at = panel_of<V>(j) * packed.scales_a_panel + column_of<V>(j) + g * kWeightPanel;
-      const int64_t into = panel_of<V>(j) * kDepthBlock + column_of<V>(j) + g * kWeightPanel;
-      if (packed.scales) V::store(scratch.scales + into, V::load_scale(packed.scales + at));
-      if (packed.minimums) V::store(scratch.minimums + into, V::load_scale(packed.minimums + at));
-    }
-  }
-  return {scratch.weights, scratch.scales, scratch.minimums, kDepthBlock * kWeightPanel,
-          kDepthBlock};
-}
-
-// One tile of rows over the whole depth: every weight is used once.
-template <class V, Format kFormat, Scaling kScaling, int R, int C>
-void pass_once(const QuantizedLinearProblem& p, int64_t row, int64_t column) {
-  Chains<V, R, C> chains;
-  OCTAVO_UNROLL
-  for (int r = 0; r < R; ++r)
-    OCTAVO_UNROLL
-    for (int j = 0; j < C; ++j) chains[r][j] = V::set1(0.0f);
-  advance<V, kFormat, kScaling, R, C>(p, packed_weights<kFormat>(p, column, 0), row, {0, p.depth},
-                                      chains);
-  finish<V, R, C>(p, row, column, chains);
-}
-
-// One tile of rows over a block of the depth, its chains resting in `resting`.
-template <class V, Format kFormat, Scaling kScaling, int R, int C>
-void pass_block(const QuantizedLinearProblem& p, const Weights<kFormat>& weights, int64_t row,
-                int64_t column, DepthRange depth, float* resting) {
-  Chains<V, R, C> chains;
+// One tile of rows over a range of the depth, its chains resting in `resting` between two ranges.
+template <class T, bool kStreaming, int R>
+void pass_tile(const QuantizedLinearProblem& p, const Weights& weights, int64_t row, int64_t column,
+               DepthRange depth, const Ahead& ahead, float* resting) {
+  using V = typename T::V;
+  constexpr int C = T::Dot::kRegisters;
+  Chains<T, R> chains;
   OCTAVO_UNROLL
   for (int r = 0; r < R; ++r)
     OCTAVO_UNROLL
     for (int j = 0; j < C; ++j)
       chains[r][j] =
           depth.first == 0 ? V::set1(0.0f) : V::load(resting + (r * C + j) * V::kLanes);
-  advance<V, kFormat, kScaling, R, C>(p, weights, row, depth, chains);
+  advance<T, kStreaming, R>(p, weights, row, depth, ahead, chains);
   if (depth.last == p.depth) {
-    finish<V, R, C>(p, row, column, chains);
+    finish<T, R>(p, row, column, chains);
     return;
   }
   OCTAVO_UNROLL
@@ -279,74 +44,106 @@ void pass_block(const QuantizedLinearProblem& p, const Weights<kFormat>& weights
     for (int j = 0; j < C; ++j) V::store(resting + (r * C + j) * V::kLanes, chains[r][j]);
 }
 
-// The rows of a task, or what is left of them, in tiles of at most R.
-template <class V, Format kFormat, Scaling kScaling, int R, int C>
-void pass_rows(const QuantizedLinearProblem& p, const Weights<kFormat>& weights, int64_t row,
-               int64_t last_row, int64_t column, DepthRange depth, float* resting) {
-  for (; row + R <= last_row; row += R, resting += R * C * V::kLanes)
-    pass_block<V, kFormat, kScaling, R, C>(p, weights, row, column, depth, resting);
+// A task's rows over a range of the depth, in `tiles` whose heights differ by one at most.
+template <class T, int R>
+void pass_rows(const QuantizedLinearProblem& p, const QuantizedLinearTask& task, int64_t tiles,
+               const Weights& weights, int64_t column, DepthRange depth, Ahead ahead,
+               float* resting) {
+  const int64_t rows = task.last_row - task.first_row;
   if constexpr (R > 1)
-    pass_rows<V, kFormat, kScaling, R - 1, C>(p, weights, row, last_row, column, depth, resting);
-}
-
-// The columns of one tile for all rows of a task.
-template <class V, bool kNibbles, Scaling kScaling, int R, int C>
-void compute_columns(const QuantizedLinearProblem& p, const QuantizedLinearTask& task,
-                     int64_t column, QuantizedLinearScratch& scratch) {
-  if (task.last_row - task.first_row == R) {
-    pass_once<V, kNibbles ? Format::kNibbles : Format::kBytes, kScaling, R, C>(p, task.first_row,
-                                                                               column);
-  } else if constexpr (R > 1) {
-    compute_columns<V, kNibbles, kScaling, R - 1, C>(p, task, column, scratch);
-  } else {
-    int64_t first = 0;
-    do {  // once at least: without any depth the output is the bias
-      const DepthRange depth{first, smaller(first + kDepthBlock, p.depth)};
-      if constexpr (kNibbles)
-        pass_rows<V, Format::kUnpacked, kScaling, V::kRows, C>(
-            p, unpack<V, C>(p, column, depth, scratch), task.first_row, task.last_row, column,
-            depth, scratch.chains);
-      else
-        pass_rows<V, Format::kBytes, kScaling, V::kRows, C>(
-            p, packed_weights<Format::kBytes>(p, column, first), task.first_row, task.last_row,
-            column, depth, scratch.chains);
-      first += kDepthBlock;
-    } while (first < p.depth);
+    if (rows <= (R - 1) * tiles)
+      return pass_rows<T, R - 1>(p, task, tiles, weights, column, depth, ahead, resting);
+  if constexpr (R <= kStreamingRows)
+    if (tiles == 1)
+      return pass_tile<T, true, R>(p, weights, task.first_row, column, depth, ahead, resting);
+  const int64_t higher = rows - (R - 1) * tiles;
+  int64_t row = task.first_row;
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const int height = tile < higher ? R : R - 1;
+    if (tile < higher)
+      pass_tile<T, false, R>(p, weights, row, column, depth, ahead, resting);
+    else if constexpr (R > 1)
+      pass_tile<T, false, R - 1>(p, weights, row, column, depth, ahead, resting);
+    row += height;
+    resting += height * T::Dot::kRegisters * T::V::kLanes;
+    ahead.from.bytes += ahead.lines * kLine * ((depth.last - depth.first) / kActivationGroup);
+    ahead.scale_lines = 0;
   }
 }
 
-template <class V, bool kNibbles, Scaling kScaling>
+// The weights from a column and depth on.
+template <class T>
+Weights weights_at(const QuantizedLinearProblem& p, int64_t column, int64_t depth) {
+  const int64_t first = column / kWeightPanel * p.depth + depth, within = column % kWeightPanel;
+  const int64_t scale = first / kWeightGroup * kWeightPanel + within;
+  Weights w{};
+  w.bytes = p.weight + first * T::kBytesADepth + within * kDotDepth;
+  if constexpr (T::kScaling != Scaling::kColumn) w.scales = p.group_scales + scale;
+  if constexpr (T::kScaling == Scaling::kGroupMinimum) w.minimums = p.group_minimums + scale;
+  return w;
+}
+
+// What each of `tiles` fetches so that together they fetch what lies `distance` along the depth
+// behind `weights`, possibly in the next panel. Nothing is read, so the end needs no care.
+template <class T>
+Ahead fetched_ahead(Weights weights, int64_t distance, int64_t tiles) {
+  const int64_t lines = kActivationGroup * T::kBytesADepth / kLine;
+  weights.bytes += distance * T::kBytesADepth;
+  if constexpr (T::kScaling != Scaling::kColumn)
+    weights.scales += distance / kWeightGroup * kWeightPanel;
+  if constexpr (T::kScaling == Scaling::kGroupMinimum)
+    weights.minimums += distance / kWeightGroup * kWeightPanel;
+  return {weights, (lines + tiles - 1) / tiles, kActivationGroup / kWeightGroup};
+}
+
+// The columns of one tile for all rows of a task.
+template <class T>
+void compute_columns(const QuantizedLinearProblem& p, const QuantizedLinearTask& task,
+                     int64_t column, float* resting) {
+  constexpr int R = T::Dot::kRows;
+  const int64_t rows = task.last_row - task.first_row, tiles = (rows + R - 1) / R;
+  // A single tile uses each weight once: there is nothing to keep in a cache.
+  const int64_t block = tiles == 1 ? larger(p.depth, int64_t{1}) : kDepthBlock;
+  const int64_t distance =
+      rows <= kStreamingRows ? kStreamingDistance / T::kBytesADepth : kDepthBlock;
+  int64_t first = 0;
+  do {  // once at least: without any depth the output is the bias
+    const DepthRange depth{first, smaller(first + block, p.depth)};
+    const Weights weights = weights_at<T>(p, column, first);
+    pass_rows<T, R>(p, task, tiles, weights, column, depth,
+                    fetched_ahead<T>(weights, distance, tiles), resting);
+    first += block;
+  } while (first < p.depth);
+}
+
+template <class T>
 void compute_task(const QuantizedLinearProblem& p, const QuantizedLinearTask& task,
-                  QuantizedLinearScratch& scratch) {
-  constexpr int kColumns = V::kRegisters * V::kLanes, kInPanel = kWeightPanel / V::kLanes;
-  static_assert(kColumns <= kWidestTile && V::kRows <= kRowBlock);
-  int64_t column = task.first_panel * kWeightPanel;
+                  float* resting) {
+  constexpr int kColumns = T::Dot::kRegisters * T::V::kLanes;
+  static_assert(kWeightPanel % kColumns == 0);
   const int64_t last = task.last_panel * kWeightPanel;
-  for (; column + kColumns <= last; column += kColumns)
-    compute_columns<V, kNibbles, kScaling, V::kRows, V::kRegisters>(p, task, column, scratch);
-  if constexpr (V::kRegisters > kInPanel)
-    for (; column < last; column += kWeightPanel)
-      compute_columns<V, kNibbles, kScaling, V::kRows, kInPanel>(p, task, column, scratch);
+  for (int64_t column = task.first_panel * kWeightPanel; column < last; column += kColumns)
+    compute_columns<T>(p, task, column, resting);
 }
 
 template <class V, bool kNibbles>
 void choose_scaling(const QuantizedLinearProblem& p, const QuantizedLinearTask& task,
-                    QuantizedLinearScratch& scratch) {
+                    float* resting) {
   if (p.group_scales == nullptr)
-    compute_task<V, kNibbles, Scaling::kColumn>(p, task, scratch);
+    compute_task<Variant<V, kNibbles, Scaling::kColumn>>(p, task, resting);
   else if (p.group_minimums == nullptr)
-    compute_task<V, kNibbles, Scaling::kGroup>(p, task, scratch);
+    compute_task<Variant<V, kNibbles, Scaling::kGroup>>(p, task, resting);
   else
-    compute_task<V, kNibbles, Scaling::kGroupMinimum>(p, task, scratch);
+    compute_task<Variant<V, kNibbles, Scaling::kGroupMinimum>>(p, task, resting);
 }
 
 template <class V>
 void compute_quantized_linear(const QuantizedLinearProblem& p, const QuantizedLinearTask& task,
-                              QuantizedLinearScratch& scratch) {
+                              float* resting) {
   if (p.bits == 4)
-    choose_scaling<V, true>(p, task, scratch);
+    choose_scaling<V, true>(p, task, resting);
   else
-    choose_scaling<V, false>(p, task, scratch);
+    choose_scaling<V, false>(p, task, resting);
 }
 
 }  // namespace

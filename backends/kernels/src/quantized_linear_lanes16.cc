@@ -5,6 +5,6 @@
 
 namespace octavo {
 QuantizedLinearKernel quantized_linear_lanes16() {
-  return compute_quantized_linear<PortableIntegers<16, 3, 4>>;
+  return compute_quantized_linear<PortableIntegers<16, 6, 2>>;
 }
 }  // namespace octavo
