@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from octavo.backends.manifest import Manifest
     from octavo.backends.onnxruntime.executable import OnnxRuntimeExecutable
     from octavo.graphs.program import CapturedProgram
-    from octavo.graphs.spec import CacheDType
+    from octavo.graphs.spec import CacheDType, FloatDType
 
 MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = "model.onnx.data"
@@ -31,13 +31,12 @@ class OnnxRuntimeBackend:
     name = "onnxruntime"
     operators: frozenset[str] = frozenset()
 
-    def require(self, dtype: CacheDType, kv_cache_dtype: CacheDType, block_size: int) -> None:
-        for given in (dtype, kv_cache_dtype):
-            if given != "float32":
-                raise BuildError(
-                    f"the onnxruntime backend computes in float32 on a CPU, not in {given}: "
-                    "build with --dtype float32"
-                )
+    def require(self, dtype: FloatDType, kv_cache_dtype: CacheDType, block_size: int) -> None:
+        if dtype != "float32":
+            raise BuildError(
+                f"the onnxruntime backend computes in float32 on a CPU, not in {dtype}: "
+                "build with --dtype float32"
+            )
         if block_size % _BLOCK_SIZE_MULTIPLE:
             raise BuildError(
                 f"block_size {block_size} is not a multiple of "
