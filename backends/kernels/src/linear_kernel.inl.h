@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernel_arithmetic.h"
+#include "linear_columns.inl.h"
 #include "linear_kernel.h"
 
 namespace octavo {
@@ -35,20 +36,6 @@ struct DepthRange {
 // Lanes of register j of a group of panels that are columns of the output.
 inline int64_t columns_in(const LinearProblem& p, int64_t panel, int64_t offset) {
   return p.columns - panel * kPanel - offset;
-}
-
-template <class V>
-typename V::Vec load_columns(const float* from, int64_t columns) {
-  if (columns >= V::kLanes) return V::load(from);
-  return columns > 0 ? V::load_first(from, static_cast<int>(columns)) : V::set1(0.0f);
-}
-
-template <class V>
-void store_columns(float* to, typename V::Vec x, int64_t columns) {
-  if (columns >= V::kLanes)
-    V::store(to, x);
-  else if (columns > 0)
-    V::store_first(to, x, static_cast<int>(columns));
 }
 
 // Advances the chains of R rows and P panels over a range of the depth.

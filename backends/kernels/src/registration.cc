@@ -4,6 +4,7 @@
 #include "linear.h"
 #include "ort_abi.h"
 #include "paged_attention.h"
+#include "quantized_linear.h"
 
 #include <mutex>
 #include <string>
@@ -17,7 +18,8 @@ constexpr int kLibraryVersion = 1;
 
 const CustomOpFor<Linear> kLinear;
 const CustomOpFor<PagedAttention> kPagedAttention;
-const ort::CustomOp* const kOps[] = {&kLinear, &kPagedAttention};
+const CustomOpFor<QuantizedLinear> kQuantizedLinear;
+const ort::CustomOp* const kOps[] = {&kLinear, &kPagedAttention, &kQuantizedLinear};
 
 // One domain for the life of the process: a session keeps only a pointer to it.
 ort::CustomOpDomain* domain() {
@@ -64,7 +66,7 @@ OCTAVO_EXPORT int octavo_kernels_abi() { return octavo::kLibraryVersion; }
 // that this CPU or build does not have.
 OCTAVO_EXPORT const char* octavo_kernels_isa() {
   try {
-    return octavo::name_of(octavo::selected_instruction_set());
+    return octavo::name_of(octavo::selected_features());
   } catch (const octavo::InvalidArgument&) {
     return nullptr;
   }
