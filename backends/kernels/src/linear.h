@@ -15,8 +15,6 @@ class Linear {
   static constexpr ort::ElementType kInputTypes[] = {
       ort::ElementType::kFloat, ort::ElementType::kFloat, ort::ElementType::kFloat};
   static constexpr ort::ElementType kOutputTypes[] = {ort::ElementType::kFloat};
-  static constexpr int kInPlaceInput = -1;
-  static constexpr int kInPlaceOutput = -1;
 
   explicit Linear(const Attributes& attributes);
   void compute(const Context& context) const;

@@ -1,6 +1,7 @@
 // What ONNX Runtime and Python see of the library. To add an op, list its kernel class in `kOps`.
 #include "cpu_features.h"
 #include "custom_op.h"
+#include "fused_paged_attention.h"
 #include "linear.h"
 #include "ort_abi.h"
 #include "paged_attention.h"
@@ -16,10 +17,13 @@ namespace {
 
 constexpr int kLibraryVersion = 1;
 
+const CustomOpFor<FusedPagedAttention> kFusedPagedAttention;
+const CustomOpFor<FusedPagedAttentionInt8> kFusedPagedAttentionInt8;
 const CustomOpFor<Linear> kLinear;
 const CustomOpFor<PagedAttention> kPagedAttention;
 const CustomOpFor<QuantizedLinear> kQuantizedLinear;
-const ort::CustomOp* const kOps[] = {&kLinear, &kPagedAttention, &kQuantizedLinear};
+const ort::CustomOp* const kOps[] = {&kFusedPagedAttention, &kFusedPagedAttentionInt8, &kLinear,
+                                      &kPagedAttention, &kQuantizedLinear};
 
 // One domain for the life of the process: a session keeps only a pointer to it.
 ort::CustomOpDomain* domain() {
