@@ -43,6 +43,17 @@ Tensor read(const Context& context, size_t index, const char* name, size_t rank)
   return tensor;
 }
 
+// [M, N], or null where it is [0, 0].
+const float* read_residual(const Context& context, int64_t rows, int64_t columns) {
+  const Tensor residual = read(context, 3, "residual", 2);
+  if (residual.dims[0] == 0 && residual.dims[1] == 0) return nullptr;
+  if (residual.dims[0] != rows || residual.dims[1] != columns)
+    refuse("residual is [%" PRId64 ", %" PRId64 "] and the output [%" PRId64 ", %" PRId64
+           "]; give it the output's shape, or [0, 0] for none",
+           residual.dims[0], residual.dims[1], rows, columns);
+  return residual.as<const float>();
+}
+
 LinearProblem read_problem(const Context& context, int64_t columns) {
   const Tensor input = read(context, 0, "input", 2), weight = read(context, 1, "weight", 3);
   const Tensor bias = read(context, 2, "bias", 1);
@@ -58,6 +69,7 @@ LinearProblem read_problem(const Context& context, int64_t columns) {
   problem.input = input.as<const float>();
   problem.weight = weight.as<const float>();
   problem.bias = bias.dims[0] == 0 ? nullptr : bias.as<const float>();
+  problem.residual = read_residual(context, input.dims[0], columns);
   problem.rows = input.dims[0];
   problem.columns = columns;
   problem.depth = input.dims[1];

@@ -4,6 +4,7 @@
 #include "linear.h"
 #include "ort_abi.h"
 #include "paged_attention.h"
+#include "rowwise.h"
 
 #include <mutex>
 #include <string>
@@ -17,7 +18,13 @@ constexpr int kLibraryVersion = 1;
 
 const CustomOpFor<Linear> kLinear;
 const CustomOpFor<PagedAttention> kPagedAttention;
-const ort::CustomOp* const kOps[] = {&kLinear, &kPagedAttention};
+const CustomOpFor<Quantize> kQuantize;
+const CustomOpFor<Norm> kNorm;
+const CustomOpFor<NormQuantize> kNormQuantize;
+const CustomOpFor<Activate> kActivate;
+const CustomOpFor<ActivateQuantize> kActivateQuantize;
+const ort::CustomOp* const kOps[] = {&kLinear,       &kPagedAttention, &kQuantize,       &kNorm,
+                                     &kNormQuantize, &kActivate,       &kActivateQuantize};
 
 // One domain for the life of the process: a session keeps only a pointer to it.
 ort::CustomOpDomain* domain() {
