@@ -46,6 +46,7 @@ LinearProblem read_problem(const Context& context, int64_t columns) {
   problem.input = input.as<const float>();
   problem.weight = weight.as<const float>();
   problem.bias = read_per_column(context, 2, "bias", columns);
+  problem.residual = read_residual(context, 3, input.dims[0], columns);
   problem.rows = input.dims[0];
   problem.columns = columns;
   problem.depth = input.dims[1];

@@ -6,6 +6,7 @@
 #include "ort_abi.h"
 #include "paged_attention.h"
 #include "quantized_linear.h"
+#include "rowwise.h"
 
 #include <mutex>
 #include <string>
@@ -22,8 +23,14 @@ const CustomOpFor<FusedPagedAttentionInt8> kFusedPagedAttentionInt8;
 const CustomOpFor<Linear> kLinear;
 const CustomOpFor<PagedAttention> kPagedAttention;
 const CustomOpFor<QuantizedLinear> kQuantizedLinear;
-const ort::CustomOp* const kOps[] = {&kFusedPagedAttention, &kFusedPagedAttentionInt8, &kLinear,
-                                      &kPagedAttention, &kQuantizedLinear};
+const CustomOpFor<Quantize> kQuantize;
+const CustomOpFor<Norm> kNorm;
+const CustomOpFor<NormQuantize> kNormQuantize;
+const CustomOpFor<Activate> kActivate;
+const CustomOpFor<ActivateQuantize> kActivateQuantize;
+const ort::CustomOp* const kOps[] = {
+    &kFusedPagedAttention, &kFusedPagedAttentionInt8, &kLinear,   &kPagedAttention,  &kQuantizedLinear,
+    &kQuantize,            &kNorm,                    &kNormQuantize, &kActivate,    &kActivateQuantize};
 
 // One domain for the life of the process: a session keeps only a pointer to it.
 ort::CustomOpDomain* domain() {
