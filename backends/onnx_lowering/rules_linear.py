@@ -62,11 +62,13 @@ def _packed_linear(
     if packed is None:
         return None
     none = c.builder.constant([], np.float32)
+    no_residual = c.builder.constant(np.zeros((0, 0)), np.float32)
     return c.op(
         LINEAR.onnx_name,
         rows,
         packed,
         none if bias is None else bias,
+        no_residual,
         domain=DOMAIN,
         columns=columns,
     )

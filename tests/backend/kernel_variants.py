@@ -16,6 +16,8 @@ from octavo.backends import kernels
 from octavo.graphs.errors import BackendError
 
 VARIANTS = ("portable", "avx2", "avx512", "lanes16")
+# Kernels of integers have a variant more for sets with dot products of bytes.
+INTEGER_VARIANTS = ("portable", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "lanes16")
 _ROOT = Path(__file__).resolve().parents[2]
 _VARIABLE = "OCTAVO_CPU_ISA"
 

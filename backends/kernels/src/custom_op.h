@@ -3,7 +3,8 @@
 // A kernel class declares
 //   static constexpr const char* kName;
 //   static constexpr ort::ElementType kInputTypes[], kOutputTypes[];
-//   static constexpr int kInPlaceInput, kInPlaceOutput;   -1 where no output may reuse an input
+//   static constexpr int kInPlaceInputs[], kInPlaceOutputs[];   input i's buffer may be output i's;
+//                                                               left out where there are none
 //   explicit Kernel(const Attributes&);
 //   void compute(Context&) const;
 // and throws InvalidArgument with one sentence where it cannot go on. `compute` is const because
@@ -134,12 +135,13 @@ struct CustomOpFor : ort::CustomOp {
       });
     };
     kernel_destroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
-    if constexpr (Kernel::kInPlaceInput >= 0) {
+    if constexpr (requires { Kernel::kInPlaceInputs; }) {
+      static_assert(std::size(Kernel::kInPlaceInputs) == std::size(Kernel::kInPlaceOutputs));
       get_may_inplace = [](int** inputs, int** outputs) {
-        static int input = Kernel::kInPlaceInput, output = Kernel::kInPlaceOutput;
-        *inputs = &input;
-        *outputs = &output;
-        return size_t{1};
+        // The C interface has no const here; ONNX Runtime only reads.
+        *inputs = const_cast<int*>(Kernel::kInPlaceInputs);
+        *outputs = const_cast<int*>(Kernel::kInPlaceOutputs);
+        return std::size(Kernel::kInPlaceInputs);
       };
       release_may_inplace = [](int*, int*) {};
     }

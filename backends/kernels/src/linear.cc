@@ -6,6 +6,7 @@
 
 #include "cpu_features.h"
 #include "errors.h"
+#include "linear_inputs.h"
 #include "parallel.h"
 
 namespace octavo {
@@ -18,8 +19,6 @@ constexpr int64_t kRowBlock = 192;
 constexpr int64_t kTasksPerThread = 8;
 // Multiply-adds below which waking another thread costs more than it saves.
 constexpr int64_t kSmallestTask = 1 << 15;
-
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 LinearKernel kernel_for(InstructionSet set) {
 #if defined(OCTAVO_KERNELS_LANES16)
@@ -35,29 +34,19 @@ LinearKernel kernel_for(InstructionSet set) {
 #endif
 }
 
-Tensor read(const Context& context, size_t index, const char* name, size_t rank) {
-  const Tensor tensor = context.input(index);
-  if (tensor.rank != rank)
-    refuse("%s has %zu dimensions and needs %zu; reshape it before the op", name, tensor.rank,
-           rank);
-  return tensor;
-}
-
 LinearProblem read_problem(const Context& context, int64_t columns) {
-  const Tensor input = read(context, 0, "input", 2), weight = read(context, 1, "weight", 3);
-  const Tensor bias = read(context, 2, "bias", 1);
+  const Tensor input = read_tensor(context, 0, "input", 2);
+  const Tensor weight = read_tensor(context, 1, "weight", 3);
   const int64_t panels = divide_up(columns, kPanel);
   if (weight.dims[0] != panels || weight.dims[1] != input.dims[1] || weight.dims[2] != kPanel)
     refuse("weight is [%" PRId64 ", %" PRId64 ", %" PRId64 "] and has to be [%" PRId64 ", %" PRId64
            ", %d] for %" PRId64 " columns; pack it again",
            weight.dims[0], weight.dims[1], weight.dims[2], panels, input.dims[1], kPanel, columns);
-  if (bias.dims[0] != 0 && bias.dims[0] != columns)
-    refuse("bias has %" PRId64 " elements and has to have %" PRId64 ", or 0 for none",
-           bias.dims[0], columns);
   LinearProblem problem{};
   problem.input = input.as<const float>();
   problem.weight = weight.as<const float>();
-  problem.bias = bias.dims[0] == 0 ? nullptr : bias.as<const float>();
+  problem.bias = read_per_column(context, 2, "bias", columns);
+  problem.residual = read_residual(context, 3, input.dims[0], columns);
   problem.rows = input.dims[0];
   problem.columns = columns;
   problem.depth = input.dims[1];

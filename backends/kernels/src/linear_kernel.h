@@ -11,10 +11,11 @@ constexpr int kPanel = 16;  // columns of the output whose weights lie side by s
 
 // One call of the op; every size in it has been checked.
 struct LinearProblem {
-  const float* input;   // [rows, depth]
-  const float* weight;  // [ceil(columns / kPanel), depth, kPanel]
-  const float* bias;    // [columns] or null
-  float* output;        // [rows, columns]
+  const float* input;     // [rows, depth]
+  const float* weight;    // [ceil(columns / kPanel), depth, kPanel]
+  const float* bias;      // [columns] or null
+  const float* residual;  // [rows, columns] or null, added to the finished sums
+  float* output;          // [rows, columns]
   int64_t rows;
   int64_t columns;
   int64_t depth;

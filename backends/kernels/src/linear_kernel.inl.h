@@ -2,12 +2,13 @@
 // an unnamed namespace, see paged_attention_kernel.inl.h.
 //
 // Exactness. An element of the output is one chain of fused multiply-adds over the depth, from the
-// bias on. Tiles decide which rows and columns share registers, blocks of depth when a chain rests
-// in memory; neither changes it. So a row has the same bits in every batch, and on every
-// instruction set that multiplies and adds in one rounding.
+// bias on, to which the residual is added. Tiles decide which rows and columns share registers,
+// blocks of depth when a chain rests in memory; neither changes it. So a row has the same bits in
+// every batch, and on every instruction set that multiplies and adds in one rounding.
 #pragma once
 
 #include "kernel_arithmetic.h"
+#include "linear_columns.inl.h"
 #include "linear_kernel.h"
 
 namespace octavo {
@@ -35,20 +36,6 @@ struct DepthRange {
 // Lanes of register j of a group of panels that are columns of the output.
 inline int64_t columns_in(const LinearProblem& p, int64_t panel, int64_t offset) {
   return p.columns - panel * kPanel - offset;
-}
-
-template <class V>
-typename V::Vec load_columns(const float* from, int64_t columns) {
-  if (columns >= V::kLanes) return V::load(from);
-  return columns > 0 ? V::load_first(from, static_cast<int>(columns)) : V::set1(0.0f);
-}
-
-template <class V>
-void store_columns(float* to, typename V::Vec x, int64_t columns) {
-  if (columns >= V::kLanes)
-    V::store(to, x);
-  else if (columns > 0)
-    V::store_first(to, x, static_cast<int>(columns));
 }
 
 // Advances the chains of R rows and P panels over a range of the depth.
@@ -94,9 +81,13 @@ void advance(const LinearProblem& p, int64_t row, int64_t panel, DepthRange dept
   for (int r = 0; r < R; ++r)
     OCTAVO_UNROLL
     for (int j = 0; j < kRegisters; ++j) {
-      const int64_t offset = j * V::kLanes;
-      store_columns<V>(p.output + (row + r) * p.columns + panel * kPanel + offset, sums[r][j],
-                       columns_in(p, panel, offset));
+      const int64_t offset = j * V::kLanes, columns = columns_in(p, panel, offset);
+      const int64_t at = (row + r) * p.columns + panel * kPanel + offset;
+      // Once, to the finished chain: a residual in its place, as a start, would cost the small
+      // products more of their digits.
+      if (p.residual != nullptr && depth.last == p.depth)
+        sums[r][j] = V::add(sums[r][j], load_columns<V>(p.residual + at, columns));
+      store_columns<V>(p.output + at, sums[r][j], columns);
     }
 }
 

@@ -35,7 +35,14 @@ struct ApiBase {
 enum class ErrorCode : int { kFail = 1, kInvalidArgument = 2 };
 
 // ONNXTensorElementDataType
-enum class ElementType : int { kFloat = 1, kUint8 = 2, kInt8 = 3, kInt32 = 6, kInt64 = 7 };
+enum class ElementType : int {
+  kFloat = 1,
+  kUint8 = 2,
+  kInt8 = 3,
+  kInt32 = 6,
+  kInt64 = 7,
+  kFloat16 = 10
+};
 
 // OrtCustomOp of API version 21: a version and 25 function pointers, in this order.
 struct CustomOp {

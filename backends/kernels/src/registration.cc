@@ -1,9 +1,12 @@
 // What ONNX Runtime and Python see of the library. To add an op, list its kernel class in `kOps`.
 #include "cpu_features.h"
 #include "custom_op.h"
+#include "fused_paged_attention.h"
 #include "linear.h"
 #include "ort_abi.h"
 #include "paged_attention.h"
+#include "quantized_linear.h"
+#include "rowwise.h"
 
 #include <mutex>
 #include <string>
@@ -15,9 +18,19 @@ namespace {
 
 constexpr int kLibraryVersion = 1;
 
+const CustomOpFor<FusedPagedAttention> kFusedPagedAttention;
+const CustomOpFor<FusedPagedAttentionInt8> kFusedPagedAttentionInt8;
 const CustomOpFor<Linear> kLinear;
 const CustomOpFor<PagedAttention> kPagedAttention;
-const ort::CustomOp* const kOps[] = {&kLinear, &kPagedAttention};
+const CustomOpFor<QuantizedLinear> kQuantizedLinear;
+const CustomOpFor<Quantize> kQuantize;
+const CustomOpFor<Norm> kNorm;
+const CustomOpFor<NormQuantize> kNormQuantize;
+const CustomOpFor<Activate> kActivate;
+const CustomOpFor<ActivateQuantize> kActivateQuantize;
+const ort::CustomOp* const kOps[] = {
+    &kFusedPagedAttention, &kFusedPagedAttentionInt8, &kLinear,   &kPagedAttention,  &kQuantizedLinear,
+    &kQuantize,            &kNorm,                    &kNormQuantize, &kActivate,    &kActivateQuantize};
 
 // One domain for the life of the process: a session keeps only a pointer to it.
 ort::CustomOpDomain* domain() {
@@ -64,7 +77,7 @@ OCTAVO_EXPORT int octavo_kernels_abi() { return octavo::kLibraryVersion; }
 // that this CPU or build does not have.
 OCTAVO_EXPORT const char* octavo_kernels_isa() {
   try {
-    return octavo::name_of(octavo::selected_instruction_set());
+    return octavo::name_of(octavo::selected_features());
   } catch (const octavo::InvalidArgument&) {
     return nullptr;
   }

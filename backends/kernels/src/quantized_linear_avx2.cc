@@ -1,0 +1,7 @@
+#include "integer_dot_avx2.h"
+
+#include "quantized_linear_kernel.inl.h"
+
+namespace octavo {
+QuantizedLinearKernel quantized_linear_avx2() { return compute_quantized_linear<Avx2Pairs>; }
+}  // namespace octavo
