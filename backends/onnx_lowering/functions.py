@@ -40,15 +40,22 @@ FUNCTIONS: dict[str, Callable[[], onnx.FunctionProto]] = {
 
 
 def bodies_of(op_types: Iterable[str]) -> list[onnx.FunctionProto]:
-    """The bodies of those operators that are ours, and of what these call in turn."""
+    """The bodies of those operators that are ours, each after what it calls in turn.
+
+    onnx's evaluator, unlike ONNX Runtime, needs that order.
+    """
     bodies: dict[str, onnx.FunctionProto] = {}
-    pending = sorted(set(op_types) & set(FUNCTIONS))
-    while pending:
-        name = pending.pop()
-        if name not in bodies:
-            bodies[name] = FUNCTIONS[name]()
-            pending.extend(_called(bodies[name].node))
-    return [bodies[name] for name in sorted(bodies)]
+
+    def add(name: str) -> None:
+        if name in FUNCTIONS and name not in bodies:
+            body = FUNCTIONS[name]()
+            for called in _called(body.node):
+                add(called)
+            bodies[name] = body
+
+    for name in sorted(set(op_types)):
+        add(name)
+    return list(bodies.values())
 
 
 def _called(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:

@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING
 from octavo.backends import host
 from octavo.backends.base import BuildOptions, BuiltFiles, Compatibility, LoadOptions, Report
 from octavo.graphs.errors import BackendError, BuildError
+from octavo.graphs.ops.activation import ACTIVATE, ACTIVATE_QUANTIZE
+from octavo.graphs.ops.fused_paged_attention import INT8_SCHEMA as FUSED_ATTENTION_INT8
+from octavo.graphs.ops.fused_paged_attention import SCHEMA as FUSED_ATTENTION
+from octavo.graphs.ops.linear import LINEAR_RESIDUAL
+from octavo.graphs.ops.norm import NORM, NORM_QUANTIZE
+from octavo.graphs.ops.quantization import SCHEMA as QUANTIZE
+from octavo.graphs.ops.quantized_linear import SCHEMA as QUANTIZED_LINEAR
 
 if TYPE_CHECKING:
     from octavo.backends.manifest import Manifest
@@ -29,7 +36,20 @@ _MINIMUM_VERSION = (1, 31)
 
 class OnnxRuntimeBackend:
     name = "onnxruntime"
-    operators: frozenset[str] = frozenset()
+    operators = frozenset(
+        schema.name
+        for schema in (
+            ACTIVATE,
+            ACTIVATE_QUANTIZE,
+            FUSED_ATTENTION,
+            FUSED_ATTENTION_INT8,
+            LINEAR_RESIDUAL,
+            NORM,
+            NORM_QUANTIZE,
+            QUANTIZE,
+            QUANTIZED_LINEAR,
+        )
+    )
 
     def require(self, dtype: FloatDType, kv_cache_dtype: CacheDType, block_size: int) -> None:
         if dtype != "float32":

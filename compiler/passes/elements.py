@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 
+from octavo.compiler.passes.dependence import Dependence
 from octavo.compiler.passes.matching import operator_of
-from octavo.graphs.bindings import POSITIONS, STEP_INPUTS, TOKEN_IDS
+from octavo.graphs.bindings import STEP_INPUTS, TOKEN_IDS
 
 TOKENS = 3  # of the step that is evaluated: enough to see what mixes tokens
 _MOST_TERMS = 4
@@ -52,7 +53,6 @@ _MOVES = frozenset(
         "view",
     }
 )
-_MIXERS = frozenset({"addmm", "bmm", "embedding", "linear", "matmul", "mm"})
 
 
 @dataclass(frozen=True)
@@ -215,46 +215,6 @@ class Elements:
         if not value.is_Integer:
             raise Unknown("its sizes depend on more than the number of tokens")
         return int(value)
-
-
-class Dependence:
-    """Which nodes' values depend on the step's tokens, and which on positions alone."""
-
-    def __init__(self, exported: ExportedProgram) -> None:
-        inputs = exported.graph_signature.user_inputs
-        names = dict(zip((binding.name for binding in STEP_INPUTS), inputs, strict=False))
-        self.on_tokens: set[fx.Node] = set()
-        self.on_positions: set[fx.Node] = set()
-        for node in exported.graph.nodes:
-            if node.op == "placeholder":
-                if node.name == names[POSITIONS.name]:
-                    self.on_positions.add(node)
-                elif node.name in inputs:
-                    self.on_tokens.add(node)
-            elif isinstance(node.meta.get("val"), (Tensor, list, tuple)):
-                sources = node.all_input_nodes
-                if any(source in self.on_tokens for source in sources):
-                    self.on_tokens.add(node)
-                elif any(source in self.on_positions for source in sources):
-                    self.on_positions.add(node)
-
-    def meets_positions(self, node: fx.Node) -> bool:
-        """Whether positions went into a node after the linear layers that it comes from."""
-        seen: set[fx.Node] = set()
-        pending = [node]
-        while pending:
-            current = pending.pop()
-            if current in self.on_positions:
-                return True
-            if current in self.on_tokens and current not in seen and not _mixes(current):
-                seen.add(current)
-                pending.extend(current.all_input_nodes)
-        return False
-
-
-def _mixes(node: fx.Node) -> bool:
-    namespace, _, name = operator_of(node).rpartition(".")
-    return namespace == "octavo" or name in _MIXERS
 
 
 def _times(values: Terms, factors: Terms) -> Terms | None:

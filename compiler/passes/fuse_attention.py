@@ -15,7 +15,8 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from octavo.compiler.passes import matching
-from octavo.compiler.passes.elements import Dependence, Elements, Unknown
+from octavo.compiler.passes.dependence import Dependence
+from octavo.compiler.passes.elements import Elements, Unknown
 from octavo.compiler.passes.head_norms import HeadNorm, head_norms
 from octavo.compiler.passes.packing import Columns, Packer, columns_of, joined
 from octavo.compiler.passes.parameters import call, remove_unused_parameters
@@ -83,15 +84,16 @@ class _Fuser:
     def _read(self, elements: Elements, node: fx.Node) -> _Part:
         heads = read(elements.of(node))
         columns = columns_of(elements, heads.numbers)
+        source = node if columns is None else columns.node
+        if heads.rotation is None and self.dependence.meets_positions(source):
+            raise NotExpressed("other operators follow it")
         if columns is None and heads.rotation is not None:
             raise NotExpressed("what it turns comes from several values")
-        if columns is None:
-            return _opaque(elements, node)
-        if heads.rotation is None and self.dependence.meets_positions(columns.node):
-            raise NotExpressed("other operators follow it")
-        return _Part(columns, heads)
+        return _opaque(elements, node) if columns is None else _Part(columns, heads)
 
     def _angles(self, elements: Elements, query: _Part, key: _Part) -> list[fx.Node] | None:
+        if key.heads.scale != 1:
+            raise NotExpressed("keys are scaled")  # the cache would hold other keys
         first, second = query.heads.rotation, key.heads.rotation
         if first is None and second is None:
             return None
@@ -167,8 +169,9 @@ class _Fuser:
 
 
 def fuse_attention(exported: ExportedProgram) -> tuple[ExportedProgram, PassRecord]:
-    norms = head_norms(exported)
-    fuser = _Fuser(exported, Dependence(exported), norms, Packer(exported))
+    dependence = Dependence(exported)
+    dependence.merge_repeated_angles(exported)
+    fuser = _Fuser(exported, dependence, head_norms(exported), Packer(exported))
     layers = [node for node in exported.graph.nodes if node.target is PAGED_ATTENTION]
     for node in layers:
         fuser.fuse(node)
@@ -219,6 +222,6 @@ def _attributes(node: fx.Node, parts: list[_Part]) -> list[Any]:
         query.numbers.shape[2],
         int(rotation is not None and rotation.interleaved),
         0.0 if norm is None else norm.epsilon,
-        cast(float, scale) * query.scale * key.scale,
+        cast(float, scale) * query.scale,
         *others,
     ]

@@ -22,7 +22,8 @@ _SUM = len(QUANTIZED)  # the position of norm_quantize's sum
 def fuse_quantize(exported: ExportedProgram) -> tuple[ExportedProgram, PassRecord]:
     kinds: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
-    for node in list(exported.graph.nodes):
+    nodes: list[fx.Node] = list(exported.graph.nodes)
+    for node in nodes:
         if operator_of(node) != "octavo.quantize":
             continue
         source = cast(fx.Node, node.args[0])

@@ -144,5 +144,6 @@ def no_operand(exported: ExportedProgram, rank: int) -> fx.Node:
     name = _NO_OPERANDS[rank]
     for spec in exported.graph_signature.input_specs:
         if spec.target == name:
-            return next(n for n in exported.graph.nodes if n.name == spec.arg.name)
+            found: fx.Node = next(n for n in exported.graph.nodes if n.name == spec.arg.name)
+            return found
     return add_parameter(exported, name, torch.zeros([0] * rank))

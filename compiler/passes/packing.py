@@ -74,18 +74,18 @@ class Packer:
     def written(self, columns: Columns) -> fx.Node:
         """[T, C], at the graph's insertion point."""
         graph, node, numbers = self._exported.graph, columns.node, columns.numbers
+        half = _half(numbers)
+        if half is not None:
+            part = self.written(Columns(node, half, columns.count))
+            if numbers[0] == numbers[1]:
+                return call(graph, _ATEN.repeat_interleave.self_int, part, 2, 1, like=node)
+            return call(graph, _ATEN.cat.default, [part, part], 1, like=node)
         rows = self._rows(node, columns.count)
         if columns.is_whole:
             return rows
         start, size = int(numbers[0]), numbers.shape[0]
         if numbers.tolist() == list(range(start, start + size)):
             return call(graph, _ATEN.slice.Tensor, rows, 1, start, start + size, like=node)
-        half = _half(numbers)
-        if half is not None:
-            part = self.written(Columns(node, half, columns.count))
-            if int(numbers[1]) == start:
-                return call(graph, _ATEN.repeat_interleave.self_int, part, 2, 1, like=node)
-            return call(graph, _ATEN.cat.default, [part, part], 1, like=node)
         index = add_parameter(self._exported, f"{node.name}_columns", numbers)
         return call(graph, _ATEN.index_select.default, rows, 1, index, like=node)
 

@@ -8,12 +8,24 @@ from typing import TYPE_CHECKING
 
 from torch.export import ExportedProgram
 
+from octavo.compiler.passes.batch_views import remove_identity_views, split_batch_views
+from octavo.compiler.passes.conv1d import conv1d
 from octavo.compiler.passes.dead_code import remove_dead_code
 from octavo.compiler.passes.flatten_batch import flatten_batch
 from octavo.compiler.passes.functionalize import functionalize
+from octavo.compiler.passes.fuse_activations import fuse_activations
+from octavo.compiler.passes.fuse_attention import fuse_attention
+from octavo.compiler.passes.fuse_norms import fuse_norms
+from octavo.compiler.passes.fuse_quantize import fuse_quantize
+from octavo.compiler.passes.fuse_residuals import fuse_residuals
+from octavo.compiler.passes.merge_projections import merge_projections
 from octavo.compiler.passes.quantize import quantize_weights
 from octavo.compiler.passes.quantize_cache import quantize_cache
+from octavo.compiler.passes.select_rows import select_rows
+from octavo.graphs.ops.activation import ACTIVATE, ACTIVATE_QUANTIZE
 from octavo.graphs.ops.fused_paged_attention import SCHEMA as FUSED_ATTENTION
+from octavo.graphs.ops.linear import LINEAR_RESIDUAL
+from octavo.graphs.ops.norm import NORM, NORM_QUANTIZE
 from octavo.graphs.program import CapturedProgram
 from octavo.graphs.spec import CacheDType, PassRecord, Quantization
 
@@ -23,7 +35,14 @@ if TYPE_CHECKING:
 # A pass returns a program that computes the same, and its record.
 Pass = Callable[[ExportedProgram], tuple[ExportedProgram, PassRecord]]
 
-NORMALISE: tuple[Pass, ...] = (functionalize, remove_dead_code, flatten_batch)
+NORMALISE: tuple[Pass, ...] = (
+    functionalize,
+    remove_dead_code,
+    split_batch_views,
+    flatten_batch,
+    remove_identity_views,
+    conv1d,
+)
 
 
 @dataclass(frozen=True)
@@ -35,9 +54,21 @@ class Fusion:
     operators: frozenset[str]
 
 
-FUSIONS: tuple[Fusion, ...] = ()
+FUSIONS = (
+    Fusion("merge_projections", merge_projections, frozenset({FUSED_ATTENTION.name})),
+    Fusion("fuse_attention", fuse_attention, frozenset({FUSED_ATTENTION.name})),
+    Fusion("fuse_norms", fuse_norms, frozenset({NORM.name})),
+    Fusion("fuse_activations", fuse_activations, frozenset({ACTIVATE.name})),
+    Fusion("fuse_residuals", fuse_residuals, frozenset({LINEAR_RESIDUAL.name})),
+    # A row's bits may not depend on how many there are, which holds for our own operators.
+    Fusion("select_rows", select_rows, frozenset({LINEAR_RESIDUAL.name, NORM.name})),
+)
 # What reads or writes quantised activations: run after the layers are quantised.
-QUANTIZED_FUSIONS: tuple[Fusion, ...] = ()
+QUANTIZED_FUSIONS = (
+    Fusion(
+        "fuse_quantize", fuse_quantize, frozenset({NORM_QUANTIZE.name, ACTIVATE_QUANTIZE.name})
+    ),
+)
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def _move_up(exported: ExportedProgram, gather: fx.Node) -> tuple[int, str]:
         if node not in moved and node not in region and _has_rows_of(node, source):
             arguments = (node, *gather.args[1:])
             moved[node] = call(graph, gather.target, *arguments, like=gather)
-            stops[operator_of(node)] = None
+            stops[operator_of(node) or "an input"] = None
         return moved.get(node, node)
 
     if source not in region:

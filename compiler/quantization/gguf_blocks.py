@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import gguf
 import numpy as np
@@ -28,9 +28,12 @@ _ROWS_AT_A_TIME = 1024
 class GgufTensor(Protocol):
     """What the `gguf` package's reader says of a tensor."""
 
-    name: str
-    tensor_type: GGMLQuantizationType
-    data: Bytes  # [..., N, bytes of a row], mapped
+    @property
+    def tensor_type(self) -> GGMLQuantizationType: ...
+
+    @property
+    def data(self) -> NDArray[Any]:
+        """u8 [..., N, bytes of a row] for blocks, mapped from the file"""
 
 
 @dataclass(frozen=True)

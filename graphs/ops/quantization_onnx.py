@@ -7,8 +7,8 @@ import onnx.parser
 
 from octavo.graphs.ops.quantization import SCHEMA
 
-# Shapes are computed, as a step may have no rows: a -1 could not be inferred then. The inverse of a
-# denormal is infinite, and infinity times a zero of its group no number.
+# Shapes are computed, as a step may have no rows: a -1 could not be inferred then. The inverse of
+# what is smaller than `smallest` is infinite, and infinity times a zero of its group no number.
 _BODY = """
 <domain: "octavo", opset_import: ["": 21]>
 Quantize (input) => (quantized, scales, sums)
@@ -16,10 +16,9 @@ Quantize (input) => (quantized, scales, sums)
   last = Constant <value_ints = [-1]> ()
   group = Constant <value_ints = [64]> ()
   sum_group = Constant <value_ints = [32]> ()
-  zero = Constant <value_float = 0.0> ()
   limit = Constant <value_float = 127.0> ()
   minus_limit = Constant <value_float = -127.0> ()
-  largest_float = Constant <value_float = 3.4028234e38> ()
+  smallest = Constant <value_float = 3.7323e-37> ()
 
   rows = Shape <start = 0, end = 1> (input)
   depth = Shape <start = 1, end = 2> (input)
@@ -38,11 +37,9 @@ Quantize (input) => (quantized, scales, sums)
   largest = ReduceMax <keepdims = 1> (magnitudes, last)
   scale_column = Div (largest, limit)
   scales = Squeeze (scale_column, last)
-  maybe_infinite = Div (limit, largest)
-  inverse = Min (maybe_infinite, largest_float)
-  any = Greater (largest, zero)
-  factor = Where (any, inverse, zero)
-  scaled = Mul (groups, factor)
+  divisor = Max (largest, smallest)
+  inverse = Div (limit, divisor)
+  scaled = Mul (groups, inverse)
   rounded = Round (scaled)
   integers = Clip (rounded, minus_limit, limit)
   integer_rows = Reshape <allowzero = 1> (integers, padded_shape)

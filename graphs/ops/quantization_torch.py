@@ -10,6 +10,9 @@ from torch import Tensor
 from octavo.graphs.ops import torch_library
 from octavo.graphs.ops.quantization import GROUP, LARGEST, SCHEMA, SUM_GROUP
 
+# The inverse of less is infinite, and infinity times a zero of its group no number.
+_SMALLEST = 3.7323e-37
+
 Quantized = tuple[Tensor, Tensor, Tensor]  # i8 [M, Kp], f32 [M, Kp / 64], i32 [M, Kp / 32]
 
 
@@ -18,10 +21,8 @@ def quantize(rows: Tensor) -> Quantized:  # f32 [M, K]
     count, depth = padded.shape
     groups = padded.view(count, depth // GROUP, GROUP)
     largest = groups.abs().amax(-1)
-    # The inverse of a denormal is infinite, and infinity times a zero of its group no number.
-    inverse = (LARGEST / largest).clamp(max=torch.finfo(torch.float32).max)
-    scaled = groups * torch.where(largest > 0, inverse, 0.0)[..., None]
-    quantized = scaled.round().clamp(-LARGEST, LARGEST).view(count, depth)
+    inverse = LARGEST / largest.clamp(min=_SMALLEST)
+    quantized = (groups * inverse[..., None]).round().clamp(-LARGEST, LARGEST).view(count, depth)
     sums = quantized.view(count, depth // SUM_GROUP, SUM_GROUP).sum(-1)
     return quantized.to(torch.int8), largest / LARGEST, sums.to(torch.int32)
 

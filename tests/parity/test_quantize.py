@@ -83,7 +83,7 @@ def bound(x: Tensor, weight: Tensor, mode: str) -> np.ndarray[Any, Any]:
     inputs, exact = x.double(), weight.double()
     rounded = QUANTIZERS[mode](weight).dequantized(weight.shape[1]).double()
     padded = nn.functional.pad(inputs, (0, -inputs.shape[1] % 64))
-    step = padded.unflatten(1, (-1, 64)).abs().amax(-1) / 127
+    step = padded.view(len(x), -1, 64).abs().amax(-1) / 127
     moved = step.repeat_interleave(64, 1)[:, : inputs.shape[1]] / 2
     limit = inputs.abs() @ (rounded - exact).abs().T + moved @ rounded.abs().T
     result: np.ndarray[Any, Any] = limit.numpy() * (1 + 1e-4)
@@ -232,7 +232,7 @@ def test_blocks_of_the_checkpoint_are_taken_as_they_are(tmp_path: Path, mode: An
     assert record.notes[0] == f"1 x {kind.name} blocks of the checkpoint as they are"
     after = run(program, x)[1].double()
     # Only activations were rounded.
-    step = nn.functional.pad(x, (0, 32)).unflatten(1, (-1, 64)).abs().amax(-1).double() / 127
+    step = nn.functional.pad(x, (0, 32)).view(7, -1, 64).abs().amax(-1).double() / 127
     moved = step.repeat_interleave(64, 1)[:, :96] / 2
     limit = moved @ layer.weight.detach().double().abs().T
     assert ((after - before).abs() <= limit * (1 + 1e-4)).all()

@@ -12,7 +12,6 @@ import onnxruntime
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from octavo.compiler.quantization.packing import PackedWeight, pack
 from octavo.graphs.ops import quantized_linear_onnx
@@ -149,7 +148,8 @@ def test_products_of_a_group_are_exact_integers() -> None:
     packed = pack(integers, 8, 0, column_scales=torch.ones(columns))
     values = torch.full((1, depth), 127, dtype=torch.int8)
     values[0, 0] = 126
-    arguments: tuple[Tensor, ...] = (values, torch.ones(1, 1), torch.zeros(1, 2, dtype=torch.int32))
-    none = (torch.zeros(0), torch.zeros(0, 0))
-    result = quantized_linear(*arguments, *packed.tensors, *none, columns, 8, 0)
+    inputs = [values, torch.ones(1, 1), torch.zeros(1, 2, dtype=torch.int32)]
+    tensors = [*inputs, *packed.tensors, torch.zeros(0), torch.zeros(0, 0)]
+    arguments: list[Any] = [*tensors, columns, 8, 0]
+    result = quantized_linear(*arguments)
     assert (result == 63 * 127 * 255 + 126 * 255).all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -36,7 +36,8 @@ def run_body(schema: OperatorSchema, *operands: Array, **attributes: float) -> l
     """What the ONNX function body computes, with the bodies that it calls."""
     inputs = [operand.name for operand in schema.inputs]
     outputs = [operand.name for operand in schema.outputs]
-    node = helper.make_node(schema.onnx_name, inputs, outputs, domain=DOMAIN, **attributes)
+    node = helper.make_node(schema.onnx_name, inputs, outputs, domain=DOMAIN)
+    node.attribute.extend(helper.make_attribute(*item) for item in attributes.items())
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
     graph = helper.make_graph(
         [node],
@@ -56,10 +57,8 @@ def run_body(schema: OperatorSchema, *operands: Array, **attributes: float) -> l
     )
     model = helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=10)
     onnx.checker.check_model(model)
-    results: list[Array] = ReferenceEvaluator(model).run(
-        None, dict(zip(inputs, operands, strict=True))
-    )
-    return results
+    feeds = dict(zip(inputs, operands, strict=True))
+    return cast("list[Array]", ReferenceEvaluator(model).run(None, feeds))
 
 
 def normal(*shape: int, seed: int = 0) -> Array:
@@ -140,7 +139,8 @@ def test_norms(centered: int, given: str) -> None:
     bias = normal(48, seed=3) if "bias" in given else NOTHING
     operands = (rows, residual, weight, bias)
     expected = expected_norm(*operands, epsilon, centered)
-    reference = [x.numpy() for x in norm(*tensors(*operands), epsilon, centered)]
+    x, y, w, b = tensors(*operands)
+    reference = [value.numpy() for value in norm(x, y, w, b, epsilon, centered)]
     body = run_body(NORM, *operands, epsilon=epsilon, centered=centered)
     for found in (reference, body):
         for value, wanted in zip(found, expected, strict=True):
@@ -151,13 +151,14 @@ def test_norms(centered: int, given: str) -> None:
 def expected_activation(x: Array, function: Function) -> Array:
     y = x.astype(np.float64)
     erf, tanh = np.vectorize(math.erf), np.tanh
-    return {
+    expected: dict[Function, Array] = {
         Function.SILU: y / (1 + np.exp(-y)),
         Function.GELU: y / 2 * (1 + erf(y / np.sqrt(2))),
         Function.GELU_TANH: y / 2 * (1 + tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3))),
         Function.RELU: np.where(y > 0, y, 0),
         Function.RELU_SQUARED: np.where(y > 0, y * y, 0),
-    }[function]
+    }
+    return expected[function]
 
 
 @pytest.mark.parametrize("function", Function)

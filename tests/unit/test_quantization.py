@@ -153,7 +153,6 @@ class StandIn:
 
     tensor_type: GGMLQuantizationType
     data: Any = None
-    name: str = "stand-in"
 
 
 BLOCKS = {
