@@ -21,6 +21,7 @@ from octavo.compiler.passes.fuse_residuals import fuse_residuals
 from octavo.compiler.passes.merge_projections import merge_projections
 from octavo.compiler.passes.quantize import quantize_weights
 from octavo.compiler.passes.quantize_cache import quantize_cache
+from octavo.compiler.passes.quantize_embeddings import quantize_embeddings
 from octavo.compiler.passes.select_rows import select_rows
 from octavo.graphs.ops.activation import ACTIVATE, ACTIVATE_QUANTIZE
 from octavo.graphs.ops.fused_paged_attention import SCHEMA as FUSED_ATTENTION
@@ -103,7 +104,8 @@ def run_quantization(
     exported, records = program.exported, list(program.records)
     if options.quantization != "none":
         exported, record = quantize_weights(exported, options.quantization, blocks)
-        records.append(record)
+        exported, tables = quantize_embeddings(exported, blocks)
+        records += [record, tables]
         program = replace(program, exported=exported, records=tuple(records))
         program = _fused(program, QUANTIZED_FUSIONS, options.operators)
         exported, records = program.exported, list(program.records)

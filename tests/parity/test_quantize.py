@@ -17,8 +17,10 @@ from torch.export import Dim, ExportedProgram
 
 from octavo.compiler.passes.flatten_batch import flatten_batch
 from octavo.compiler.passes.linear_layers import linear_layers
+from octavo.compiler.passes.parameters import parameter
 from octavo.compiler.passes.quantize import quantize_weights
-from octavo.compiler.quantization import int4, int8
+from octavo.compiler.passes.quantize_embeddings import quantize_embeddings
+from octavo.compiler.quantization import int4, int8, tables
 from octavo.compiler.quantization.gguf_blocks import GgufBlocks
 from octavo.graphs.errors import BuildError
 from octavo.graphs.ops import linear_torch as _registers_the_operator  # noqa: F401
@@ -236,3 +238,28 @@ def test_blocks_of_the_checkpoint_are_taken_as_they_are(tmp_path: Path, mode: An
     moved = step.repeat_interleave(64, 1)[:, :96] / 2
     limit = moved @ layer.weight.detach().double().abs().T
     assert ((after - before).abs() <= limit * (1 + 1e-4)).all()
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_embeddings_move_by_half_a_scale(model_type: str) -> None:
+    program, _ = flatten_batch(captured(model_type).exported)
+    (node,) = (n for n in program.graph.nodes if str(n.target) == "aten.embedding.default")
+    table = parameter(program, node.args[0])
+    assert table is not None
+    before = results(program)
+    program, record = quantize_embeddings(program, smallest=table.numel())
+    assert record.matches == 1
+    assert count(program, "aten.embedding") == 0
+    after = results(program)
+    for value, wanted in zip(after, before, strict=True):
+        assert (value - wanted).norm() < 0.02 * wanted.norm()
+    (integers,) = (t for n, t in program.state_dict.items() if n.endswith("quantized_rows"))
+    assert torch.equal(integers, tables.quantize(table.detach()).integers)
+
+
+def test_small_tables_stay_float() -> None:
+    program, _ = flatten_batch(captured("llama").exported)
+    _, record = quantize_embeddings(program)
+    assert record.matches == 0
+    assert record.skipped == ("model.model.embed_tokens stays float32: 16,384 elements are few",)
+    assert count(program, "aten.embedding") == 1

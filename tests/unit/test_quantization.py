@@ -14,7 +14,7 @@ import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
-from octavo.compiler.quantization import int4, int8
+from octavo.compiler.quantization import int4, int8, tables
 from octavo.compiler.quantization.gguf_blocks import GgufBlocks
 from octavo.compiler.quantization.packing import by_rows, pack
 from octavo.graphs.ops.quantized_linear_torch import unpack_groups, unpack_weight
@@ -228,3 +228,27 @@ def test_types_that_are_not_imported_are_named(tmp_path: Path) -> None:
     (tensor,) = written(tmp_path / "m.gguf", {"a": (weights(32, 64), "Q4_1")})
     other, plain = StandIn(GGMLQuantizationType.Q6_K), StandIn(GGMLQuantizationType.F32)
     assert GgufBlocks([tensor, other, other, plain]).foreign_types == ("2 x Q6_K",)
+
+
+def test_a_table_is_rounded_in_groups_of_32() -> None:
+    weight = torch.randn(50, 100, generator=torch.Generator().manual_seed(4))
+    weight[7] = 0
+    table = tables.quantize(weight)
+    assert table.integers.shape == (50, 4, 32)
+    assert table.minimums is None
+    exact = np.pad(weight.double().numpy(), ((0, 0), (0, 28))).reshape(50, 4, 32)
+    scales = np.abs(exact).max(-1) / 127
+    np.testing.assert_allclose(table.scales[..., 0].numpy(), scales, rtol=1e-6)
+    made = table.integers.double().numpy() * table.scales.double().numpy()
+    assert (np.abs(made - exact) <= scales[..., None] * 0.5001).all()
+
+
+@pytest.mark.parametrize("kind", list(BLOCKS))
+def test_a_table_of_blocks_is_exact(kind: str, tmp_path: Path) -> None:
+    (tensor,) = written(tmp_path / "m.gguf", {"a": (weights(40, 96), kind)})
+    found = GgufBlocks([tensor]).find(floats(tensor), (4, 8))
+    assert found is not None
+    table = tables.from_packed(found.packed, 96)
+    minimums = 0 if table.minimums is None else table.minimums
+    rows = (table.integers.float() * table.scales + minimums).view(40, 96)
+    assert torch.equal(rows, floats(tensor))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import math
+import os
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
@@ -379,6 +381,15 @@ def test_environment_has_the_peers_variables(tmp_path: Path) -> None:
     assert variables["OMP_NUM_THREADS"] == "3"
     assert variables["VIRTUAL_ENV"] == str(tmp_path.resolve())
     assert "PYTHONPATH" not in variables
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    """The lock lives as long as the process does: here until the file is closed."""
+    descriptor = os.open(tmp_path / ".lock", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(OctavoError, match="another run measures in"):
+        Workspace(tmp_path, 2, "1").claim()
+    os.close(descriptor)
 
 
 def test_paths_of_a_workspace(tmp_path: Path) -> None:

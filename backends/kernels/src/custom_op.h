@@ -11,6 +11,7 @@
 // several runs of one session may be in it at once.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -61,15 +62,12 @@ class Context {
     check(ort::kernel_context_get_input(context_, index, &value));
     if (value == nullptr) refuse("input %zu is missing; connect a tensor to it", index);
     Tensor tensor{};
-    ort::TensorTypeAndShapeInfo* info = nullptr;
-    check(ort::get_tensor_type_and_shape(value, &info));
-    ort::Status* status = ort::get_dimensions_count(info, &tensor.rank);
-    if (status == nullptr && tensor.rank <= kMaxRank)
-      status = ort::get_dimensions(info, tensor.dims, tensor.rank);
-    ort::release_tensor_type_and_shape_info(info);
-    check(status);
+    ort::ElementType type{};
+    const int64_t* dims = nullptr;
+    check(ort::get_tensor_type_and_shape(value, &type, &dims, &tensor.rank));
     if (tensor.rank > kMaxRank)
       refuse("input %zu has %zu dimensions, more than %zu", index, tensor.rank, kMaxRank);
+    std::copy_n(dims, tensor.rank, tensor.dims);
     // The C interface has no const accessor; inputs are not written through this pointer.
     check(ort::get_tensor_mutable_data(const_cast<ort::Value*>(value), &tensor.data));
     return tensor;
@@ -112,7 +110,7 @@ template <class Kernel>
 struct CustomOpFor : ort::CustomOp {
   CustomOpFor() : ort::CustomOp{} {
     using Op = const ort::CustomOp*;
-    version = ort::kApiVersion;
+    version = ort::kCustomOpVersion;
     get_name = [](Op) { return Kernel::kName; };
     get_execution_provider_type = [](Op) -> const char* { return "CPUExecutionProvider"; };
     get_input_type_count = [](Op) { return std::size(Kernel::kInputTypes); };

@@ -50,7 +50,7 @@ ort::Status* too_old(const ort::ApiBase* base) {
   // Slot 0 exists in every version of the table.
   const ort::Api* oldest = base->get_api(1);
   if (oldest == nullptr) return nullptr;
-  const std::string sentence = std::string("the Octavo kernels need ONNX Runtime 1.21 or later "
+  const std::string sentence = std::string("the Octavo kernels need ONNX Runtime 1.24 or later "
                                            "and this is ") +
                                base->get_version_string() + "; upgrade the onnxruntime package";
   return ort::create_status(oldest, ort::ErrorCode::kFail, sentence.c_str());
