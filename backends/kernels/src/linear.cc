@@ -21,7 +21,7 @@ constexpr int64_t kSmallestTask = 1 << 15;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-LinearKernel kernel_for(InstructionSet set) {
+const LinearKernel& kernel_for(InstructionSet set) {
 #if defined(OCTAVO_KERNELS_LANES16)
   static_cast<void>(set);
   return linear_lanes16();
@@ -76,19 +76,29 @@ LinearProblem read_problem(const Context& context, int64_t columns) {
   return problem;
 }
 
+// How many parts the panels are cut in for one block of rows.
+int64_t panel_parts(const LinearProblem& p, int64_t panels, int64_t row_blocks) {
+  const auto threads = static_cast<int64_t>(hardware_threads());
+  const int64_t work = p.rows * p.depth * panels * kPanel;
+  const int64_t worthwhile = std::max<int64_t>(work / kSmallestTask / row_blocks, 1);
+  const int64_t wanted = divide_up(kTasksPerThread, row_blocks) * threads;
+  return std::min({worthwhile, wanted, panels});
+}
+
 // Every task has its own part of the output, so the split changes no bit of it.
-std::vector<LinearTask> split(const LinearProblem& p) {
+std::vector<LinearTask> split(const LinearProblem& p, const LinearKernel& kernel) {
   const int64_t panels = divide_up(p.columns, kPanel), row_blocks = divide_up(p.rows, kRowBlock);
-  const int64_t work = std::max<int64_t>(std::min(p.rows, kRowBlock) * p.depth * kPanel, 1);
-  const int64_t wanted = kTasksPerThread * static_cast<int64_t>(hardware_threads());
-  const int64_t panels_a_task = std::max({int64_t{1}, divide_up(panels * row_blocks, wanted),
-                                          divide_up(kSmallestTask, work)});
+  if (row_blocks == 0) return {};
+  // One row reads its weights at the memory's pace, and equal parts are what counts.
+  const int64_t unit = p.rows == 1 ? 1 : kernel.panels_at_once(std::min(p.rows, kRowBlock));
+  const int64_t units = divide_up(panels, unit);
+  const int64_t parts = std::min(panel_parts(p, panels, row_blocks), units);
   std::vector<LinearTask> tasks;
   // Neighbouring tasks share their weights, the larger part of what has to come from memory.
-  for (int64_t panel = 0; panel < panels; panel += panels_a_task)
+  for (int64_t part = 0; part < parts; ++part)
     for (int64_t row = 0; row < p.rows; row += kRowBlock)
-      tasks.push_back({row, std::min(row + kRowBlock, p.rows), panel,
-                       std::min(panel + panels_a_task, panels)});
+      tasks.push_back({row, std::min(row + kRowBlock, p.rows), units * part / parts * unit,
+                       std::min(units * (part + 1) / parts * unit, panels)});
   return tasks;
 }
 
@@ -104,8 +114,8 @@ void Linear::compute(const Context& context) const {
   LinearProblem problem = read_problem(context, columns_);
   const int64_t dims[] = {problem.rows, problem.columns};
   problem.output = static_cast<float*>(context.output(0, dims, 2));
-  const std::vector<LinearTask> tasks = split(problem);
-  parallel_for(context, tasks.size(), [&](size_t i) { kernel_(problem, tasks[i]); });
+  const std::vector<LinearTask> tasks = split(problem, kernel_);
+  parallel_for(context, tasks.size(), [&](size_t i) { kernel_.compute(problem, tasks[i]); });
 }
 
 }  // namespace octavo

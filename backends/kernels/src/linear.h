@@ -24,7 +24,7 @@ class Linear {
 
  private:
   int64_t columns_;
-  LinearKernel kernel_;
+  const LinearKernel& kernel_;
 };
 
 }  // namespace octavo
