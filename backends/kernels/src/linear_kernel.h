@@ -30,6 +30,7 @@ struct LinearTask {
 };
 
 struct LinearKernel {
+  int64_t max_tile_rows;  // rows that are computed at once, so that each weight is read once
   // Panels that a tile computes at once where a task has `rows` rows; a multiple of them leaves no
   // register idle.
   int64_t (*panels_at_once)(int64_t rows);

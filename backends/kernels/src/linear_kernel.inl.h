@@ -18,6 +18,10 @@ namespace {
 constexpr int64_t kDepthBlock = 512;
 // Streams of weights that the hardware still prefetches well.
 constexpr int kMaxPanelsAtOnce = 4;
+// Lines of weights on their way while a tile computes: the memory's delay times its pace. Tiles of
+// a few rows need no help, because the CPU itself looks as far ahead.
+constexpr int64_t kLinesAhead = 144;
+constexpr int kFewestRowsToPrefetch = 4;
 
 template <class V>
 constexpr int kRegistersPerPanel = kPanel / V::kLanes;
@@ -43,7 +47,9 @@ struct LinearTile {
   int64_t input_stride;
   const float* weight;
   int64_t panel_stride;
-  const float* start;  // where the chains begin, or null for zeros
+  const float* next_weight;   // what the next tile begins with
+  const float* later_weight;  // what a later one needs of one panel
+  const float* start;         // where the chains begin, or null for zeros
   int64_t start_stride;
   const float* residual;  // or null
   int64_t residual_stride;
@@ -52,46 +58,82 @@ struct LinearTile {
   int64_t depth;
 };
 
-// Advances the chains of R rows and P panels.
+// The chains of R rows and P panels.
+template <class V, int R, int P>
+struct Chains {
+  static constexpr int kRegisters = P * kRegistersPerPanel<V>;
+  typename V::Vec sums[R][kRegisters];
+};
+
+template <class V, int R, int P>
+inline void start(const LinearTile& t, Chains<V, R, P>& chains) {
+  OCTAVO_UNROLL
+  for (int r = 0; r < R; ++r)
+    OCTAVO_UNROLL
+    for (int j = 0; j < chains.kRegisters; ++j)
+      chains.sums[r][j] = t.start == nullptr
+                              ? V::set1(0.0f)
+                              : V::load(t.start + r * t.start_stride + j * V::kLanes);
+}
+
+template <class V, int R, int P>
+inline void finish(const LinearTile& t, Chains<V, R, P>& chains) {
+  OCTAVO_UNROLL
+  for (int r = 0; r < R; ++r)
+    OCTAVO_UNROLL
+    for (int j = 0; j < chains.kRegisters; ++j) {
+      auto& sum = chains.sums[r][j];
+      const int64_t column = j * V::kLanes;
+      if (t.residual != nullptr)
+        sum = V::add(sum, V::load(t.residual + r * t.residual_stride + column));
+      V::store(t.output + r * t.output_stride + column, sum);
+    }
+}
+
+// Adds the products at one depth: input[r][k] times the weights of P panels.
+template <class V, int R, int P>
+inline void step(Chains<V, R, P>& chains, const float* const (&input)[R],
+                 const float* const (&weight)[P], int64_t k) {
+  constexpr int kPerPanel = kRegistersPerPanel<V>;
+  typename V::Vec w[P * kPerPanel];
+  OCTAVO_UNROLL
+  for (int j = 0; j < P * kPerPanel; ++j)
+    w[j] = V::load(weight[j / kPerPanel] + k * kPanel + j % kPerPanel * V::kLanes);
+  OCTAVO_UNROLL
+  for (int r = 0; r < R; ++r) {
+    const auto element = V::set1(input[r][k]);
+    OCTAVO_UNROLL
+    for (int j = 0; j < P * kPerPanel; ++j)
+      chains.sums[r][j] = V::fma(element, w[j], chains.sums[r][j]);
+  }
+}
+
 template <class V, int R, int P>
 void advance(const LinearTile& t) {
-  using Vec = typename V::Vec;
-  constexpr int kRegisters = P * kRegistersPerPanel<V>;
-  Vec sums[R][kRegisters];
-  OCTAVO_UNROLL
-  for (int r = 0; r < R; ++r)
-    OCTAVO_UNROLL
-    for (int j = 0; j < kRegisters; ++j)
-      sums[r][j] = t.start == nullptr ? V::set1(0.0f)
-                                      : V::load(t.start + r * t.start_stride + j * V::kLanes);
+  constexpr int64_t kAhead = kLinesAhead / P;
   const float* input[R];
-  OCTAVO_UNROLL
-  for (int r = 0; r < R; ++r) input[r] = t.input + r * t.input_stride;
   const float* weight[P];
   OCTAVO_UNROLL
+  for (int r = 0; r < R; ++r) input[r] = t.input + r * t.input_stride;
+  OCTAVO_UNROLL
   for (int i = 0; i < P; ++i) weight[i] = t.weight + i * t.panel_stride;
-  for (int64_t k = 0; k < t.depth; ++k) {
-    Vec w[kRegisters];
-    OCTAVO_UNROLL
-    for (int j = 0; j < kRegisters; ++j)
-      w[j] = V::load(weight[j / kRegistersPerPanel<V>] + k * kPanel +
-                     j % kRegistersPerPanel<V> * V::kLanes);
-    OCTAVO_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const Vec element = V::set1(input[r][k]);
-      OCTAVO_UNROLL
-      for (int j = 0; j < kRegisters; ++j) sums[r][j] = V::fma(element, w[j], sums[r][j]);
+  Chains<V, R, P> chains;
+  start<V, R, P>(t, chains);
+  // The last steps fetch what the next tile begins with.
+  const int64_t turn = larger(t.depth - kAhead, int64_t{0});
+  const int64_t to_next = t.next_weight - t.weight - t.depth * kPanel;
+  for (int64_t k = 0, end = turn; k < t.depth; end = t.depth) {
+    const int64_t ahead = kAhead * kPanel + (k < turn ? 0 : to_next);
+    for (; k < end; ++k) {
+      if constexpr (R >= kFewestRowsToPrefetch) {
+        OCTAVO_UNROLL
+        for (int i = 0; i < P; ++i) __builtin_prefetch(weight[i] + ahead + k * kPanel);
+        __builtin_prefetch(t.later_weight + k * kPanel, 0, 2);
+      }
+      step<V, R, P>(chains, input, weight, k);
     }
   }
-  OCTAVO_UNROLL
-  for (int r = 0; r < R; ++r)
-    OCTAVO_UNROLL
-    for (int j = 0; j < kRegisters; ++j) {
-      if (t.residual != nullptr)
-        sums[r][j] =
-            V::add(sums[r][j], V::load(t.residual + r * t.residual_stride + j * V::kLanes));
-      V::store(t.output + r * t.output_stride + j * V::kLanes, sums[r][j]);
-    }
+  finish<V, R, P>(t, chains);
 }
 
 template <class V, int R, int P = panels_at_once<V, R>()>
@@ -127,6 +169,7 @@ inline LinearTile tile_at(const LinearProblem& p, int64_t row, int64_t panel, De
   t.input_stride = p.depth;
   t.weight = p.weight + (panel * p.depth + depth.first) * kPanel;
   t.panel_stride = p.depth * kPanel;
+  t.next_weight = t.later_weight = t.weight;
   t.output = p.output + at;
   t.output_stride = t.residual_stride = p.columns;
   t.depth = depth.last - depth.first;
@@ -182,6 +225,25 @@ int64_t panels_for_rows(int64_t rows) {
   return panels_of_tile<V>(rows_of_tile<V>(rows));
 }
 
+// The tiles of rows that share some panels. Where there are several, each fetches one of the panels
+// that come next into the second-level cache, so that the first tile there need not wait.
+template <class V>
+void advance_panel_group(const LinearProblem& p, const LinearTask& task, DepthRange depth,
+                         int64_t panel, int64_t panels, bool is_last) {
+  const int64_t all_rows = task.last_row - task.first_row;
+  const int64_t most_rows = rows_of_tile<V>(all_rows);
+  int64_t index = 0;
+  for_even_parts(task.first_row, task.last_row, most_rows, [&](int64_t row, int64_t rows) {
+    LinearTile t = tile_at(p, row, panel, depth);
+    const float* next_group = t.weight + panels * t.panel_stride;
+    if (!is_last && row + rows == task.last_row) t.next_weight = next_group;
+    if (!is_last && index < panels && all_rows > most_rows)
+      t.later_weight = next_group + index * t.panel_stride;
+    advance_rows<V>(t, rows, panels);
+    ++index;
+  });
+}
+
 template <class V>
 void compute_linear(const LinearProblem& p, const LinearTask& task) {
   const int64_t rows = task.last_row - task.first_row, most_rows = rows_of_tile<V>(rows);
@@ -191,17 +253,13 @@ void compute_linear(const LinearProblem& p, const LinearTask& task) {
   int64_t first = 0;
   do {  // once at least: without any depth the output is the bias
     const DepthRange depth{first, smaller(first + depth_block, p.depth)};
-    const auto for_each_tile = [&](const auto& body) {
-      for_even_parts(task.first_row, task.last_row, most_rows, body);
-    };
     for_even_parts(task.first_panel, whole_panels, panels_for_rows<V>(rows),
                    [&](int64_t panel, int64_t panels) {
-                     for_each_tile([&](int64_t row, int64_t count) {
-                       advance_rows<V>(tile_at(p, row, panel, depth), count, panels);
-                     });
+                     const bool is_last = panel + panels == whole_panels;
+                     advance_panel_group<V>(p, task, depth, panel, panels, is_last);
                    });
     if (whole_panels < task.last_panel)
-      for_each_tile([&](int64_t row, int64_t count) {
+      for_even_parts(task.first_row, task.last_row, most_rows, [&](int64_t row, int64_t count) {
         advance_partial_panel<V>(tile_at(p, row, whole_panels, depth), count,
                                  p.columns - whole_panels * kPanel);
       });
@@ -210,7 +268,7 @@ void compute_linear(const LinearProblem& p, const LinearTask& task) {
 }
 
 template <class V>
-constexpr LinearKernel kLinearKernel{panels_for_rows<V>, compute_linear<V>};
+constexpr LinearKernel kLinearKernel{kMaxTileRows<V>, panels_for_rows<V>, compute_linear<V>};
 
 }  // namespace
 }  // namespace octavo
