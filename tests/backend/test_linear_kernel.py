@@ -87,8 +87,10 @@ def expected(rows: Array, weight: Array, bias: Array | None = None) -> NDArray[n
     return product if bias is None else product + bias
 
 
-@pytest.mark.parametrize("num_rows", [0, 1, 2, 5, 6, 7, 31, 97, 200])
-@pytest.mark.parametrize(("depth", "columns"), [(1, 1), (64, 16), (100, 33), (300, 130), (513, 7)])
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 5, 8, 12, 13, 31, 97, 200])
+@pytest.mark.parametrize(
+    ("depth", "columns"), [(1, 1), (64, 16), (100, 33), (300, 130), (513, 7), (1100, 90)]
+)
 def test_products(num_rows: int, depth: int, columns: int) -> None:
     rows, weight = random(num_rows, depth), random(depth, columns, seed=1)
     output = run(rows, weight, threads=2)
@@ -152,9 +154,10 @@ def test_one_chain_from_the_bias_on() -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_instruction_set(variant: str) -> None:
-    rows, weight, bias = random(50, 300), random(300, 45, seed=1), random(45, seed=2)
-    residual = random(50, 45, seed=3)
+@pytest.mark.parametrize("num_rows", [1, 3, 8, 11, 12, 50])
+def test_every_instruction_set(num_rows: int, variant: str) -> None:
+    rows, weight, bias = random(num_rows, 600), random(600, 173, seed=1), random(173, seed=2)
+    residual = random(num_rows, 173, seed=3)
     library = library_of(variant)
     with selected(variant):
         output = run(rows, weight, bias, residual, threads=2, library=library)

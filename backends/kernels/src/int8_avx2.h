@@ -23,9 +23,10 @@ struct Int8<Avx2> {
     return _mm_cvtss_f32(_mm_castsi128_ps(y));
   }
 
+  template <bool kCareful>
   static void store(const __m256 (&x)[8], float factor, int8_t* to, int32_t* sums) {
     for (int half = 0; half < 2; ++half) {
-      const __m256i bytes = pack(x + 4 * half, _mm256_set1_ps(factor));
+      const __m256i bytes = pack<kCareful>(x + 4 * half, _mm256_set1_ps(factor));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 32 * half), bytes);
       sums[half] = sum(bytes);
     }
@@ -36,15 +37,18 @@ struct Int8<Avx2> {
     return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
   }
   // x86's maximum and minimum return their second operand where one is NaN.
+  template <bool kCareful>
   static __m256i round(__m256 x) {
+    if constexpr (!kCareful) return _mm256_cvtps_epi32(x);
     x = _mm256_min_ps(_mm256_set1_ps(127.0f), _mm256_max_ps(_mm256_set1_ps(-127.0f), x));
     return _mm256_cvtps_epi32(_mm256_and_ps(x, _mm256_cmp_ps(x, x, _CMP_ORD_Q)));
   }
+  template <bool kCareful>
   static __m256i pack(const __m256* x, __m256 factor) {
-    const __m256i low = _mm256_packs_epi32(round(_mm256_mul_ps(x[0], factor)),
-                                           round(_mm256_mul_ps(x[1], factor)));
-    const __m256i high = _mm256_packs_epi32(round(_mm256_mul_ps(x[2], factor)),
-                                            round(_mm256_mul_ps(x[3], factor)));
+    const __m256i low = _mm256_packs_epi32(round<kCareful>(_mm256_mul_ps(x[0], factor)),
+                                           round<kCareful>(_mm256_mul_ps(x[1], factor)));
+    const __m256i high = _mm256_packs_epi32(round<kCareful>(_mm256_mul_ps(x[2], factor)),
+                                            round<kCareful>(_mm256_mul_ps(x[3], factor)));
     // Both packs work within halves of a register: fours of integers are put back in order.
     return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high),
                                        _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));

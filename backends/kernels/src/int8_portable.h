@@ -28,16 +28,21 @@ struct Int8 {
     return as<float>(bits);
   }
 
-  // Writes 64 integers: round(x * factor), halves to even, kept within -127..127, 0 for NaN; and
-  // the sums of the first and the last 32.
+  // Writes 64 integers: round(x * factor), halves to even, and the sums of the first and the last
+  // 32. Where `kCareful`, they are kept within -127..127 and a NaN becomes 0; else x * factor has
+  // to be within.
+  template <bool kCareful>
   static void store(const Vec (&x)[kRegisters], float factor, int8_t* to, int32_t* sums) {
     // Added to a small number, 1.5 * 2^23 leaves its integer in the low bits, rounded to even.
-    const Vec shift = V::set1(12582912.0f), most = V::set1(127.0f), least = V::set1(-127.0f);
+    const Vec shift = V::set1(12582912.0f);
+    [[maybe_unused]] const Vec most = V::set1(127.0f), least = V::set1(-127.0f);
     sums[0] = sums[1] = 0;
     for (int i = 0; i < kRegisters; ++i) {
       Vec y = x[i] * factor;
-      y = y < least ? least : y > most ? most : y;
-      y = y == y ? y : Vec{};
+      if constexpr (kCareful) {
+        y = y < least ? least : y > most ? most : y;
+        y = y == y ? y : Vec{};
+      }
       const Ints integers = as<Ints>(y + shift) - as<Ints>(shift);
       for (int lane = 0; lane < V::kLanes; ++lane) {
         to[i * V::kLanes + lane] = static_cast<int8_t>(integers[lane]);

@@ -22,7 +22,7 @@ class Linear {
 
  private:
   int64_t columns_;
-  LinearKernel kernel_;
+  const LinearKernel& kernel_;
 };
 
 }  // namespace octavo

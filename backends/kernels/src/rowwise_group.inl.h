@@ -89,18 +89,23 @@ inline float reduce_add(Group<V> x) {
   return V::reduce_add(x.part[0]);
 }
 
-// Quantises 64 columns of a row; those behind its end have to be zero.
+// Quantises group `group` of a row of `depth` columns; columns behind its end have to be zero.
 template <class V>
-inline void put_quantized(const RowOutput& output, int64_t row, int64_t depth, int64_t column,
+inline void put_quantized(const RowOutput& output, int64_t row, int64_t depth, int64_t group,
                           const Group<V>& x) {
-  const int64_t groups = (depth + kGroup - 1) / kGroup;
-  const int64_t group = row * groups + column / kGroup;
+  constexpr float kLargestFloat = 3.402823466e+38f;
+  const int64_t at = row * ((depth + kGroup - 1) / kGroup) + group;
   const float largest = Int8<V>::largest_magnitude(x.part);
-  output.scales[group] = largest / 127.0f;
+  output.scales[at] = largest / 127.0f;
   // A NaN leaves zeros and a scale of NaN, infinity a scale of infinity: both stay visible.
   const float factor = largest > 0.0f ? 127.0f / largest : 0.0f;
-  Int8<V>::store(x.part, factor, output.quantized + group * kGroup,
-                 output.sums + group * (kGroup / kSumGroup));
+  int8_t* to = output.quantized + at * kGroup;
+  int32_t* sums = output.sums + at * (kGroup / kSumGroup);
+  // Of finite values times a finite factor none leaves the range and none is NaN.
+  if (largest <= kLargestFloat && factor <= kLargestFloat)
+    Int8<V>::template store<false>(x.part, factor, to, sums);
+  else
+    Int8<V>::template store<true>(x.part, factor, to, sums);
 }
 
 }  // namespace

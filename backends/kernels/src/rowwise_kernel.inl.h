@@ -14,25 +14,52 @@
 namespace octavo {
 namespace {
 
-// Computes a row group by group: group(width, column, count) is 64 columns, and `kQuantized` says
-// which form of the output they go to.
+// Groups that are computed before they are quantised. One at a time would wait: for its largest
+// magnitude, then for a division, and only few fit in the CPU's window.
+constexpr int64_t kGroupsAtOnce = 8;
+
+// Computes a row: group(width, column, count) is 64 columns of it.
+template <class V, class Compute>
+inline void put_floats(const RowOutput& output, int64_t row, int64_t depth, const Compute& group) {
+  for_each_group(depth, [&](auto width, int64_t column, int count) {
+    store<V, decltype(width)::kFull>(output.values + row * depth + column,
+                                     group(width, column, count), count);
+  });
+}
+
+// The same, quantised.
+template <class V, class Compute>
+inline void put_integers(const RowOutput& output, int64_t row, int64_t depth,
+                         const Compute& group) {
+  alignas(64) float ready[kGroupsAtOnce * kGroup];
+  for (int64_t first = 0; first < depth; first += kGroupsAtOnce * kGroup) {
+    const int64_t columns = smaller(depth - first, kGroupsAtOnce * kGroup);
+    for_each_group(columns, [&](auto width, int64_t column, int count) {
+      constexpr bool kFull = decltype(width)::kFull;
+      const Group<V> x = keep_first<V, kFull>(group(width, first + column, count), count);
+      store<V, true>(ready + column, x, kGroup);
+    });
+    for (int64_t column = 0; column < columns; column += kGroup)
+      put_quantized<V>(output, row, depth, (first + column) / kGroup,
+                       load<V, true>(ready + column, kGroup));
+  }
+}
+
 template <class V, bool kQuantized, class Compute>
 inline void put_row(const RowOutput& output, int64_t row, int64_t depth, const Compute& group) {
-  for_each_group(depth, [&](auto width, int64_t column, int count) {
-    constexpr bool kFull = decltype(width)::kFull;
-    const Group<V> x = group(width, column, count);
-    if constexpr (kQuantized)
-      put_quantized<V>(output, row, depth, column, keep_first<V, kFull>(x, count));
-    else
-      store<V, kFull>(output.values + row * depth + column, x, count);
-  });
+  if constexpr (kQuantized)
+    put_integers<V>(output, row, depth, group);
+  else
+    put_floats<V>(output, row, depth, group);
 }
 
 template <class V>
 void quantize(const QuantizeProblem& p, RowRange rows) {
   for (int64_t row = rows.first; row < rows.last; ++row)
-    put_row<V, true>(p.output, row, p.depth, [&](auto width, int64_t column, int count) {
-      return load<V, decltype(width)::kFull>(p.input + row * p.depth + column, count);
+    for_each_group(p.depth, [&](auto width, int64_t column, int count) {
+      const float* from = p.input + row * p.depth + column;
+      put_quantized<V>(p.output, row, p.depth, column / kGroup,
+                       load<V, decltype(width)::kFull>(from, count));
     });
 }
 
