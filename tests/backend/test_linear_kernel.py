@@ -187,7 +187,7 @@ def test_the_function_body_computes_the_same() -> None:
         ({"weight": random(3, 8, 8)}, "has to be"),
         ({"input": random(2, 4, 8)}, "input has 3 dimensions and needs 2"),
         ({"bias": random(7)}, "bias has 7 elements"),
-        ({"residual": random(4, 39)}, r"residual is \[4, 39\] and the output \[4, 40\]"),
+        ({"residual": random(4, 39)}, r"residual is \[4, 39\] and has to be \[4, 40\]"),
         ({"residual": random(1, 40)}, r"residual is \[1, 40\]"),
     ],
 )
