@@ -46,7 +46,7 @@ type: $(INSTALLED)  ## mypy --strict over all code
 	  | sed 's#^build/mypy/octavo/##'
 
 bench: $(INSTALLED)  ## measure start-up, build and serving; JSON goes to build/bench.json
-	@$(BIN)/python -m octavo.tools.bench --output build/bench.json $(ARGS)
+	@$(BIN)/octavo bench all --output build/bench.json $(ARGS)
 
 clean:  ## remove what was built, but not $(VENV)
 	rm -rf $(INSTALLED) build octavo.egg-info backends/kernels/*.so .mypy_cache .ruff_cache .pytest_cache

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:  # pydantic stays off the import path of `octavo.runtime`
     from octavo.backends.manifest import KvLayout, Limits, Manifest, Profile, Target
     from octavo.graphs.program import CapturedProgram
-    from octavo.graphs.spec import CacheDType
+    from octavo.graphs.spec import CacheDType, FloatDType, Quantization
 
 Int32Array = NDArray[np.int32]
 Float32Array = NDArray[np.float32]
@@ -75,8 +75,9 @@ class BuildOptions:
 
     limits: Limits
     profiles: tuple[Profile, ...]
-    dtype: CacheDType
+    dtype: FloatDType
     kv_cache_dtype: CacheDType
+    quantization: Quantization = "none"
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class Backend(Protocol):
     # Octavo's operators with kernels of their own, by torch name; the compiler keeps others out.
     operators: frozenset[str]
 
-    def require(self, dtype: CacheDType, kv_cache_dtype: CacheDType, block_size: int) -> None:
+    def require(self, dtype: FloatDType, kv_cache_dtype: CacheDType, block_size: int) -> None:
         """Raises BuildError for what this backend cannot build, before any work is done."""
 
     def supports(self, program: CapturedProgram) -> Report:

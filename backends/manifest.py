@@ -7,7 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from octavo.graphs.bindings import DType
-from octavo.graphs.spec import CacheDType, Frozen, ModelSpec, PassRecord
+from octavo.graphs.spec import (
+    CacheDType,
+    FloatDType,
+    Frozen,
+    ModelSpec,
+    PassRecord,
+    Quantization,
+)
 
 FORMAT_VERSION = 1
 CHUNK_BYTES = 64 << 20
@@ -78,10 +85,10 @@ class Manifest(Frozen):
     backend: str
     spec: ModelSpec
     limits: Limits
-    dtype: DType
+    dtype: FloatDType
     kv_cache_dtype: CacheDType
     kv_layout: KvLayout = "reference"
-    quantization: str = "none"
+    quantization: Quantization = "none"
     inputs: tuple[BindingRecord, ...]
     outputs: tuple[BindingRecord, ...]
     profiles: tuple[Profile, ...]

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from octavo.compiler.quantization.gguf_blocks import GgufBlocks
     from octavo.graphs.program import CapturedProgram
 
 _VERSIONED = ("octavo", "torch", "transformers")
@@ -58,7 +59,7 @@ def build_engine(config: BuildConfig, observer: StageObserver | None = None) -> 
     output = config.output.expanduser()
     require_replaceable(output)
     backend = registry.get(config.backend)
-    backend.require(config.weights_dtype, config.weights_dtype, config.block_size)
+    backend.require(config.weights_dtype, config.cache_dtype, config.block_size)
     checkpoint, key = _opened(config, stages)
     if config.use_cache:
         with stages.stage("cache") as stage:
@@ -107,24 +108,17 @@ def _build(config: BuildConfig, checkpoint: Checkpoint, output: Path, stages: St
         with stages.stage("config"):
             import torch  # takes seconds, as does transformers for the config
 
-            from octavo.compiler.capture import capture, max_positions
-            from octavo.compiler.passes import run_passes
+            from octavo.compiler.capture import max_positions
 
             positions = max_positions(checkpoint.config, config.max_model_len)
             limits = config.limits(positions)
             name = config.weights_dtype
-            options = BuildOptions(limits, make_profiles(limits), name, name)
+            options = BuildOptions(
+                limits, make_profiles(limits), name, config.cache_dtype, config.quantization
+            )
             dtype: torch.dtype = getattr(torch, name)
-        with stages.stage("weights") as stage:
-            model = checkpoint.load_model(dtype)
-            stage.size = _weight_bytes(model)
-            check_free_space(output, stage.size)
-        with stages.stage("capture"):
-            program = capture(model, checkpoint.token_facts(), limits, dtype)
-        with stages.stage("passes"):
-            program = run_passes(program, backend.operators)
-        with stages.stage("proof"):
-            _prove(program, dtype)
+        program = _captured(checkpoint, options, dtype, output, stages)
+        program = _compiled(program, checkpoint, backend, options, dtype, stages)
         _require_supported(program.spec, backend.name, backend.supports(program))
         with stages.stage(backend.name) as stage:
             built = backend.build(program, options, staging)
@@ -135,6 +129,55 @@ def _build(config: BuildConfig, checkpoint: Checkpoint, output: Path, stages: St
             manifest = publish(staging, output, _manifest(program, backend, options, built))
             stage.size = _size(manifest)
     return manifest
+
+
+def _captured(
+    checkpoint: Checkpoint,
+    options: BuildOptions,
+    dtype: torch.dtype,
+    output: Path,
+    stages: Stages,
+) -> CapturedProgram:
+    """Only the program survives: the model itself would keep weights that passes let go."""
+    from octavo.compiler.capture import capture
+
+    with stages.stage("weights") as stage:
+        model = checkpoint.load_model(dtype)
+        stage.size = _weight_bytes(model)
+        check_free_space(output, stage.size)
+    with stages.stage("capture"):
+        return capture(model, checkpoint.token_facts(), options.limits, dtype)
+
+
+def _compiled(
+    program: CapturedProgram,
+    checkpoint: Checkpoint,
+    backend: Backend,
+    options: BuildOptions,
+    dtype: torch.dtype,
+    stages: Stages,
+) -> CapturedProgram:
+    from octavo.compiler.passes import PassOptions, run_passes, run_quantization
+
+    wanted = PassOptions(backend.operators, options.quantization, options.kv_cache_dtype)
+    with stages.stage("passes"):
+        program = run_passes(program, wanted)
+    with stages.stage("proof"):
+        # Of floats: what is rounded to integers turns the last bit of a sum into a visible step.
+        _prove(program, dtype)
+    if options.quantization == "none" and options.kv_cache_dtype == options.dtype:
+        return program
+    with stages.stage("quantize"):
+        return run_quantization(program, wanted, _blocks(checkpoint, options))
+
+
+def _blocks(checkpoint: Checkpoint, options: BuildOptions) -> GgufBlocks | None:
+    tensors = checkpoint.gguf_tensors()
+    if options.quantization == "none" or not tensors:
+        return None
+    from octavo.compiler.quantization.gguf_blocks import GgufBlocks
+
+    return GgufBlocks(tensors)
 
 
 def _prove(program: CapturedProgram, dtype: torch.dtype) -> None:
@@ -164,8 +207,8 @@ def _manifest(
     spec, block_size = program.spec, options.limits.block_size
     caches = [_record(b) for b in spec.kv_cache_bindings(block_size, options.kv_cache_dtype)]
     changed = [
-        cache.model_copy(update={"name": bindings.kv_cache_output_name(layer)})
-        for layer, cache in enumerate(caches)
+        cache.model_copy(update={"name": bindings.cache_output_name(cache.name)})
+        for cache in caches
     ]
     versions = {name: importlib.metadata.version(name) for name in _VERSIONED}
     return Manifest(
@@ -175,6 +218,7 @@ def _manifest(
         dtype=options.dtype,
         kv_cache_dtype=options.kv_cache_dtype,
         kv_layout=built.kv_layout,
+        quantization=options.quantization,
         inputs=(*map(_record, bindings.STEP_INPUTS), *caches),
         outputs=(_record(bindings.logits(spec.vocab_size)), *changed),
         profiles=options.profiles,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from octavo.backends.manifest import Limits
 from octavo.graphs.errors import BuildError
-from octavo.graphs.spec import CacheDType, Frozen
+from octavo.graphs.spec import CacheDType, FloatDType, Frozen, Quantization
 
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 1024
@@ -22,7 +22,9 @@ class BuildConfig(Frozen):
     model: str
     output: Path
     backend: str = "onnxruntime"
-    dtype: Literal["auto"] | CacheDType = Field(default="auto", description="auto: float32")
+    dtype: Literal["auto"] | FloatDType = Field(default="auto", description="auto: float32")
+    quantization: Quantization = Field(default="none", description="of the linear layers' weights")
+    kv_cache_dtype: Literal["auto", "int8"] = Field(default="auto", description="auto: dtype")
     max_model_len: int | None = Field(default=None, ge=2, description="None: the model's positions")
     max_num_seqs: int = Field(default=DEFAULT_MAX_NUM_SEQS, ge=1)
     max_num_batched_tokens: int = Field(default=DEFAULT_MAX_NUM_BATCHED_TOKENS, ge=1)
@@ -30,9 +32,26 @@ class BuildConfig(Frozen):
     use_cache: bool = True
     trust_remote_code: bool = False
 
+    @model_validator(mode="after")
+    def _float32_around_integers(self) -> BuildConfig:
+        for option, is_integer in (
+            (f"--quantization {self.quantization}", self.quantization != "none"),
+            (f"--kv-cache-dtype {self.kv_cache_dtype}", self.kv_cache_dtype != "auto"),
+        ):
+            if is_integer and self.weights_dtype != "float32":
+                raise BuildError(
+                    f"{option} computes in float32 around its integers, not in {self.dtype}: "
+                    "leave --dtype out"
+                )
+        return self
+
     @property
-    def weights_dtype(self) -> CacheDType:
+    def weights_dtype(self) -> FloatDType:
         return "float32" if self.dtype == "auto" else self.dtype
+
+    @property
+    def cache_dtype(self) -> CacheDType:
+        return self.weights_dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
 
     def limits(self, max_positions: int) -> Limits:
         """The engine's limits for a model of `max_positions`; BuildError if it has too few."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-DType = Literal["int32", "float32", "float16", "bfloat16"]
+DType = Literal["int32", "int8", "float32", "float16", "bfloat16"]
 
 # Symbolic dimensions.
 TOKENS = "T"  # tokens of all sequences in the step
@@ -76,9 +76,19 @@ def kv_cache_name(layer: int) -> str:
     return f"kv_cache.{layer}"
 
 
+def kv_scales_name(layer: int) -> str:
+    return f"kv_scales.{layer}"
+
+
+def cache_output_name(name: str) -> str:
+    """Name of the graph output that shares its buffer with the input `kv_cache.3`, say."""
+    kind, _, layer = name.partition(".")
+    return f"{kind}_out.{layer}"
+
+
 def kv_cache_output_name(layer: int) -> str:
     """Name of the graph output that shares its buffer with `kv_cache.{layer}`."""
-    return f"kv_cache_out.{layer}"
+    return cache_output_name(kv_cache_name(layer))
 
 
 def kv_cache(
@@ -94,4 +104,17 @@ def kv_cache(
         dtype,
         (CACHE_BLOCKS, 2, num_kv_heads, block_size, row_size),
         "paged keys and values of one layer; input and output share one buffer",
+    )
+
+
+def kv_scales(layer: int, num_kv_heads: int, block_size: int) -> Binding:
+    """[N, 2, num_kv_heads, block_size]: what an integer of an int8 cache is to be multiplied with.
+
+    One scale for each token, head and plane, keys and values. Caches of floats have none.
+    """
+    return Binding(
+        kv_scales_name(layer),
+        "float32",
+        (CACHE_BLOCKS, 2, num_kv_heads, block_size),
+        "scales of one layer's int8 cache; input and output share one buffer",
     )

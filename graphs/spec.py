@@ -10,7 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from octavo.graphs import bindings
 from octavo.graphs.bindings import Binding, DType
 
-CacheDType = Literal["float32", "float16", "bfloat16"]
+FloatDType = Literal["float32", "float16", "bfloat16"]
+CacheDType = FloatDType | Literal["int8"]
+Quantization = Literal["none", "int8", "int4"]
 
 
 class Frozen(BaseModel):
@@ -44,9 +46,11 @@ class AttentionSpec(Frozen):
         """Elements of one token's row in the cache: keys and values share the larger head size."""
         return max(self.head_dim, self.value_head_dim)
 
-    def block_bytes(self, block_size: int, itemsize: int) -> int:
-        """Bytes that one cache block takes in this layer."""
-        return 2 * self.num_kv_heads * block_size * self.cache_row_size * itemsize
+    def block_bytes(self, block_size: int, dtype: DType) -> int:
+        """Bytes that one cache block takes in this layer, the scales of an int8 cache included."""
+        rows = 2 * self.num_kv_heads * block_size
+        scale_bytes = DTYPE_BYTES["float32"] if dtype == "int8" else 0
+        return rows * (self.cache_row_size * DTYPE_BYTES[dtype] + scale_bytes)
 
 
 class ModelSpec(Frozen):
@@ -68,13 +72,17 @@ class ModelSpec(Frozen):
 
     def cache_block_bytes(self, block_size: int, dtype: DType) -> int:
         """Bytes that one cache block takes over all layers."""
-        return sum(layer.block_bytes(block_size, DTYPE_BYTES[dtype]) for layer in self.layers)
+        return sum(layer.block_bytes(block_size, dtype) for layer in self.layers)
 
     def kv_cache_bindings(self, block_size: int, dtype: CacheDType) -> Iterator[Binding]:
+        """Every layer's cache, then every layer's scales if the cache is of int8."""
         for index, layer in enumerate(self.layers):
             yield bindings.kv_cache(
                 index, layer.num_kv_heads, block_size, layer.cache_row_size, dtype
             )
+        if dtype == "int8":
+            for index, layer in enumerate(self.layers):
+                yield bindings.kv_scales(index, layer.num_kv_heads, block_size)
 
 
 class PassRecord(Frozen):
@@ -86,4 +94,4 @@ class PassRecord(Frozen):
     skipped: tuple[str, ...] = ()
 
 
-DTYPE_BYTES: dict[str, int] = {"int32": 4, "float32": 4, "float16": 2, "bfloat16": 2}
+DTYPE_BYTES: dict[str, int] = {"int32": 4, "int8": 1, "float32": 4, "float16": 2, "bfloat16": 2}

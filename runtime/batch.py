@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.backends.base import StepInputs
+from octavo.backends.base import Int32Array, StepInputs
 from octavo.runtime import positions
 from octavo.runtime.block_tables import BlockTables
 from octavo.runtime.capacity import EngineLimits
@@ -21,7 +21,11 @@ class PackedStep:
 
 
 class BatchPacker:
-    """Owns the input arrays; a packed step is valid until the next one is packed."""
+    """Owns the input arrays; a packed step is valid until the next one is packed.
+
+    Each array begins at the same address in every step, so steps of equal shapes look alike to an
+    executable.
+    """
 
     def __init__(self, limits: EngineLimits) -> None:
         num_tokens, num_seqs = limits.max_num_batched_tokens, limits.max_num_seqs
@@ -29,13 +33,31 @@ class BatchPacker:
         self._token_ids = np.empty(num_tokens, dtype=np.int32)  # [T]
         self._positions = np.empty(num_tokens, dtype=np.int32)  # [T]
         self._slot_mapping = np.empty(num_tokens, dtype=np.int32)  # [T]
+        self._logits_indices = np.empty(num_tokens, dtype=np.int32)  # [L]
         self._query_start_loc = np.empty(num_seqs + 1, dtype=np.int32)  # [B+1]
+        self._prefix_offsets = np.empty(num_seqs, dtype=np.int32)  # [B]
+        self._block_tables = np.empty(num_seqs * limits.max_blocks_per_seq, dtype=np.int32)  # [B M]
+        self._counting = np.arange(num_seqs + 1, dtype=np.int32)
 
     def pack(self, plan: StepPlan, block_tables: BlockTables) -> PackedStep:
         """Lays the plan's sequences end to end, in the plan's order."""
-        tokens, counts, starts, rows, logits_rows = [], [], [], [], []
+        num_seqs = len(plan.scheduled)
+        rows = [entry.request.table_row for entry in plan.scheduled]
+        width = max(len(entry.request.block_ids) for entry in plan.scheduled)
+        tables = self._block_tables[: num_seqs * width].reshape(num_seqs, width)
+        block_tables.gather(rows, tables)
+        prefix_offsets = self._prefix_offsets[:num_seqs]
+        prefix_offsets[:] = [entry.request.num_computed_tokens for entry in plan.scheduled]
+        if plan.num_tokens == num_seqs:
+            return self._pack_single_tokens(plan, tables, prefix_offsets)
+        return self._pack_runs(plan, tables, prefix_offsets)
+
+    def _pack_runs(
+        self, plan: StepPlan, tables: Int32Array, prefix_offsets: Int32Array
+    ) -> PackedStep:
+        tokens, counts, logits_rows = [], [], []
         logits_indices: list[int] = []
-        width = end = 0
+        end = 0
         for request, count, _, _ in plan.scheduled:
             start = request.num_computed_tokens
             tokens.append(request.tokens(start, start + count))
@@ -44,27 +66,49 @@ class BatchPacker:
             logits_indices.extend(range(end - wanted, end))
             logits_rows.append(wanted)
             counts.append(count)
-            starts.append(start)
-            rows.append(request.table_row)
-            width = max(width, len(request.block_ids))
-
-        token_ids = np.concatenate(tokens, out=self._token_ids[:end])
         lengths = np.array(counts, dtype=np.int32)
-        prefix_offsets = np.array(starts, dtype=np.int32)
-        tables = block_tables.gather(rows, width)
         query_start_loc = self._query_start_loc[: len(counts) + 1]
         positions.fill_query_start_loc(lengths, query_start_loc)
         token_positions = self._positions[:end]
         positions.fill_positions(prefix_offsets, query_start_loc, lengths, token_positions)
         slot_mapping = self._slot_mapping[:end]
         positions.fill_slots(tables, token_positions, lengths, self._block_size, slot_mapping)
+        rows = self._logits_indices[: len(logits_indices)]
+        rows[:] = logits_indices
         inputs = StepInputs(
-            token_ids=token_ids,
+            token_ids=np.concatenate(tokens, out=self._token_ids[:end]),
             positions=token_positions,
             slot_mapping=slot_mapping,
             block_tables=tables,
             query_start_loc=query_start_loc,
             prefix_offsets=prefix_offsets,
-            logits_indices=np.array(logits_indices, dtype=np.int32),
+            logits_indices=rows,
+        )
+        return PackedStep(inputs, logits_rows)
+
+    def _pack_single_tokens(
+        self, plan: StepPlan, tables: Int32Array, prefix_offsets: Int32Array
+    ) -> PackedStep:
+        """The same for one token a sequence, as nearly every step is: most arrays are known."""
+        num_seqs = len(plan.scheduled)
+        token_ids, slots, logits_rows = [], [], []
+        for request, _, _, _ in plan.scheduled:
+            position = request.num_computed_tokens
+            token_ids.append(request.token(position))
+            slots.append(positions.slot_of(request.block_ids, position, self._block_size))
+            logits_rows.append(positions.logits_rows(request.num_tokens, position, 1))
+        logits_indices = self._counting[:num_seqs]
+        if 0 in logits_rows:  # the budget left a prompt only one token
+            logits_indices = logits_indices[np.array(logits_rows, dtype=bool)]
+        self._token_ids[:num_seqs] = token_ids
+        self._slot_mapping[:num_seqs] = slots
+        inputs = StepInputs(
+            token_ids=self._token_ids[:num_seqs],
+            positions=prefix_offsets,
+            slot_mapping=self._slot_mapping[:num_seqs],
+            block_tables=tables,
+            query_start_loc=self._counting[: num_seqs + 1],
+            prefix_offsets=prefix_offsets,
+            logits_indices=logits_indices,
         )
         return PackedStep(inputs, logits_rows)

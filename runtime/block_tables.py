@@ -26,7 +26,9 @@ class BlockTables:
         """Puts `block_ids` at the indices `start`, `start + 1`, ... of a row."""
         self._tables[row, start : start + len(block_ids)] = block_ids
 
-    def gather(self, rows: Sequence[int], width: int) -> Int32Array:
-        """[len(rows), width] i32, a contiguous copy: the first `width` blocks of each row."""
+    def gather(self, rows: Sequence[int], out: Int32Array) -> None:
+        """`out` [len(rows), M]: the first M blocks of each row."""
         # Only what is needed: a step's cost must not grow with the longest possible sequence.
-        return self._tables[rows, :width]
+        width = out.shape[1]
+        for index, row in enumerate(rows):
+            out[index] = self._tables[row, :width]

@@ -6,6 +6,8 @@ A sequence's token at position p lies in the block `block_table[p // block_size]
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from octavo.backends.base import Int32Array
@@ -38,6 +40,12 @@ def logits_rows(num_tokens: int, num_computed_tokens: int, num_new_tokens: int) 
     there; one more for every draft token fed after it.
     """
     return max(0, num_computed_tokens + num_new_tokens - num_tokens + 1)
+
+
+def slot_of(block_ids: Sequence[int], position: int, block_size: int) -> int:
+    """The flat cache slot of the token at `position` of a sequence in these blocks."""
+    index, offset = divmod(position, block_size)
+    return block_ids[index] * block_size + offset
 
 
 def fill_query_start_loc(counts: Int32Array, out: Int32Array) -> None:

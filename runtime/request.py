@@ -102,6 +102,10 @@ class Request:
         """[end - start] i32, a view: the tokens at `start` to `end - 1`, known, then drafts."""
         return self._token_ids[start:end]
 
+    def token(self, position: int) -> int:
+        """The token at `position`, known or a draft."""
+        return self._token_ids.item(position)
+
     def append_token(self, token_id: int) -> None:
         """Adds a sampled token; drafts must be gone."""
         self._reserve(self.num_tokens + 1)

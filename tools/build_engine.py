@@ -30,6 +30,12 @@ def build_engine(
     output: Annotated[Path, typer.Option(help="Folder of the engine; one there is replaced.")],
     backend: Annotated[str, typer.Option(help="What runs the engine.")] = "onnxruntime",
     dtype: Annotated[str, typer.Option(help="Of weights and activations.")] = "auto",
+    quantization: Annotated[
+        str, typer.Option(help="Of the linear layers' weights: none, int8 or int4.")
+    ] = "none",
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="Of cached keys and values: auto (as --dtype) or int8.")
+    ] = "auto",
     max_model_len: Annotated[
         int | None, typer.Option(help="Tokens of prompt and output.  [default: the model's]")
     ] = None,
@@ -52,6 +58,8 @@ def build_engine(
     options = {
         "backend": backend,
         "dtype": dtype,
+        "quantization": quantization,
+        "kv_cache_dtype": kv_cache_dtype,
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,

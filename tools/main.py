@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from octavo.tools.bench.command import app as bench
 from octavo.tools.console import application
 from octavo.tools.generate import generate
 from octavo.tools.inspect_engine import inspect
@@ -11,6 +12,7 @@ app = application("Runs and examines the engines that `build-engine` makes.")
 app.command()(generate)
 app.command()(inspect)
 app.command()(verify)
+app.add_typer(bench, name="bench")
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from octavo.backends.null.executable import NullExecutable
 if TYPE_CHECKING:
     from octavo.backends.manifest import Manifest
     from octavo.graphs.program import CapturedProgram
-    from octavo.graphs.spec import CacheDType
+    from octavo.graphs.spec import CacheDType, FloatDType
 
 
 class NullBackend:
@@ -23,7 +23,7 @@ class NullBackend:
         """Nothing of the graph is run, so every node is supported."""
         return Report()
 
-    def require(self, dtype: CacheDType, kv_cache_dtype: CacheDType, block_size: int) -> None:
+    def require(self, dtype: FloatDType, kv_cache_dtype: CacheDType, block_size: int) -> None:
         """Nothing is computed, so every option is supported."""
 
     def build(self, program: CapturedProgram, options: BuildOptions, staging: Path) -> BuiltFiles:

@@ -21,10 +21,9 @@ from torch.export.graph_signature import InputKind
 
 from octavo.backends.base import Report, UnsupportedNode
 from octavo.backends.onnx_lowering.builder import IR_VERSION, OPSET_VERSION, GraphBuilder
+from octavo.backends.onnx_lowering.functions import bodies_of
 from octavo.graphs import bindings
 from octavo.graphs.errors import UnsupportedModelError
-from octavo.graphs.ops import linear_onnx, paged_attention_onnx
-from octavo.graphs.ops.linear import SCHEMA as LINEAR
 from octavo.graphs.ops.schema import DOMAIN
 from octavo.graphs.ops.schema import OPSET_VERSION as DOMAIN_VERSION
 from octavo.graphs.program import CapturedProgram
@@ -151,10 +150,8 @@ def to_onnx(program: CapturedProgram, layouts: Layouts) -> ir.Model:
     graph = lower_graph(program.exported, layouts)
     _name_inputs(graph.inputs)
     _name_outputs(graph.outputs, program.spec.vocab_size, graph.inputs)
-    bodies = [paged_attention_onnx.function()]
-    if any(node.op_type == LINEAR.onnx_name for node in graph):
-        bodies.append(linear_onnx.function())
-    functions = [cast(ir.Function, ir.from_proto(body)) for body in bodies]
+    used = [node.op_type for node in graph if node.domain == DOMAIN]
+    functions = [cast(ir.Function, ir.from_proto(body)) for body in bodies_of(used)]
     return ir.Model(graph, ir_version=IR_VERSION, producer_name="octavo", functions=functions)
 
 
@@ -239,25 +236,33 @@ def _name_results(node: fx.Node, lowered: Lowered, added: list[ir.Node]) -> None
 
 
 def _name_inputs(inputs: Sequence[ir.Value]) -> None:
-    """The step's arrays, then every layer's cache."""
+    """The step's arrays, then every layer's cache, then the scales of caches of int8."""
     declared = bindings.STEP_INPUTS
     for value, binding in zip(inputs, declared, strict=False):
         value.name, value.shape = binding.name, ir.Shape(list(binding.shape))
-    for layer, cache in enumerate(inputs[len(declared) :]):
-        cache.name = bindings.kv_cache_name(layer)
+    caches = inputs[len(declared) :]
+    for cache, name in zip(caches, _cache_names(caches), strict=True):
+        cache.name = name
         sizes = list(cast(ir.Shape, cache.shape))[1:]
         cache.shape = ir.Shape([bindings.CACHE_BLOCKS, *sizes])
 
 
 def _name_outputs(outputs: Sequence[ir.Value], vocab_size: int, inputs: Sequence[ir.Value]) -> None:
-    """The logits, then every layer's cache, shaped as the cache that came in."""
+    """The logits, then what was changed of caches and scales, shaped as it came in."""
     logits, *caches = outputs
     logits.name = bindings.LOGITS_NAME
     logits.shape = ir.Shape([bindings.LOGITS_ROWS, vocab_size])
     before = inputs[len(bindings.STEP_INPUTS) :]
-    for layer, (cache, given) in enumerate(zip(caches, before, strict=True)):
-        cache.name = bindings.kv_cache_output_name(layer)
+    for cache, given in zip(caches, before, strict=True):
+        cache.name = bindings.cache_output_name(cast(str, given.name))
         cache.shape, cache.type = given.shape, given.type
+
+
+def _cache_names(caches: Sequence[ir.Value]) -> list[str]:
+    is_integer = any(cache.dtype == ir.DataType.INT8 for cache in caches)
+    layers = range(len(caches) // 2 if is_integer else len(caches))
+    names = [bindings.kv_cache_name(layer) for layer in layers]
+    return names + [bindings.kv_scales_name(layer) for layer in layers if is_integer]
 
 
 @lowers("_operator.getitem")

@@ -1,9 +1,9 @@
-"""Matrix products, norms and paged attention."""
+"""Matrix products and norms."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -11,7 +11,6 @@ import torch
 
 from octavo.backends.onnx_lowering.lowering import LoweringContext, lowers
 from octavo.graphs.ops.linear import SCHEMA as LINEAR
-from octavo.graphs.ops.paged_attention import SCHEMA
 from octavo.graphs.ops.schema import DOMAIN
 
 
@@ -63,11 +62,13 @@ def _packed_linear(
     if packed is None:
         return None
     none = c.builder.constant([], np.float32)
+    no_residual = c.builder.constant(np.zeros((0, 0)), np.float32)
     return c.op(
         LINEAR.onnx_name,
         rows,
         packed,
         none if bias is None else bias,
+        no_residual,
         domain=DOMAIN,
         columns=columns,
     )
@@ -110,18 +111,3 @@ def _rms_norm(
     root = c.op("Sqrt", c.op("Add", mean, c.scalar(epsilon, dtype)))
     normalised = c.op("Mul", x, c.op("Reciprocal", root))
     return normalised if weight is None else c.op("Mul", normalised, weight)
-
-
-@lowers("octavo.paged_attention.default")
-def _paged_attention(c: LoweringContext, *arguments: Any) -> tuple[ir.Value, ...]:
-    operands = arguments[: len(SCHEMA.inputs)]
-    names = [attribute.name for attribute in SCHEMA.attributes]
-    attributes = dict(zip(names, arguments[len(SCHEMA.inputs) :], strict=True))
-    attributes["k_transposed"] = int(c.layouts.k_transposed)
-    return c.builder.nodes_of(
-        SCHEMA.onnx_name,
-        cast("Sequence[ir.Value]", operands),
-        len(SCHEMA.outputs),
-        domain=DOMAIN,
-        **attributes,
-    )

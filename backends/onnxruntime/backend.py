@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING
 from octavo.backends import host
 from octavo.backends.base import BuildOptions, BuiltFiles, Compatibility, LoadOptions, Report
 from octavo.graphs.errors import BackendError, BuildError
+from octavo.graphs.ops.activation import ACTIVATE, ACTIVATE_QUANTIZE
+from octavo.graphs.ops.fused_paged_attention import INT8_SCHEMA as FUSED_ATTENTION_INT8
+from octavo.graphs.ops.fused_paged_attention import SCHEMA as FUSED_ATTENTION
+from octavo.graphs.ops.linear import LINEAR_RESIDUAL
+from octavo.graphs.ops.norm import NORM, NORM_QUANTIZE
+from octavo.graphs.ops.quantization import SCHEMA as QUANTIZE
+from octavo.graphs.ops.quantized_linear import SCHEMA as QUANTIZED_LINEAR
 
 if TYPE_CHECKING:
     from octavo.backends.manifest import Manifest
     from octavo.backends.onnxruntime.executable import OnnxRuntimeExecutable
     from octavo.graphs.program import CapturedProgram
-    from octavo.graphs.spec import CacheDType
+    from octavo.graphs.spec import CacheDType, FloatDType
 
 MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = "model.onnx.data"
@@ -29,15 +36,27 @@ _MINIMUM_VERSION = (1, 31)
 
 class OnnxRuntimeBackend:
     name = "onnxruntime"
-    operators: frozenset[str] = frozenset()
+    operators = frozenset(
+        schema.name
+        for schema in (
+            ACTIVATE,
+            ACTIVATE_QUANTIZE,
+            FUSED_ATTENTION,
+            FUSED_ATTENTION_INT8,
+            LINEAR_RESIDUAL,
+            NORM,
+            NORM_QUANTIZE,
+            QUANTIZE,
+            QUANTIZED_LINEAR,
+        )
+    )
 
-    def require(self, dtype: CacheDType, kv_cache_dtype: CacheDType, block_size: int) -> None:
-        for given in (dtype, kv_cache_dtype):
-            if given != "float32":
-                raise BuildError(
-                    f"the onnxruntime backend computes in float32 on a CPU, not in {given}: "
-                    "build with --dtype float32"
-                )
+    def require(self, dtype: FloatDType, kv_cache_dtype: CacheDType, block_size: int) -> None:
+        if dtype != "float32":
+            raise BuildError(
+                f"the onnxruntime backend computes in float32 on a CPU, not in {dtype}: "
+                "build with --dtype float32"
+            )
         if block_size % _BLOCK_SIZE_MULTIPLE:
             raise BuildError(
                 f"block_size {block_size} is not a multiple of "

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime as ort
+from numpy.typing import NDArray
 
 from octavo.backends import kernels
 from octavo.backends.base import LoadOptions, StepInputs, StepOutputs
@@ -31,6 +33,7 @@ class OnnxRuntimeExecutable:
         self._vocab_size = manifest.spec.vocab_size
         self._logits = np.empty((0, self._vocab_size), np.float32)
         self._caches: list[ort.OrtValue] = []
+        self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}  # address and shape
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         if self._session is None:
@@ -38,17 +41,18 @@ class OnnxRuntimeExecutable:
         # Frees the old cache before the new one is made.
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
+        self._bound.clear()
         self._caches.clear()
         layers = self._manifest.spec.kv_cache_bindings(
             self._manifest.limits.block_size, self._manifest.kv_cache_dtype
         )
-        for layer, binding in enumerate(layers):
+        for binding in layers:
             # Zeroed lazily by the system: pages that no request touches cost no memory.
             sizes = [int(size) for size in binding.shape[1:]]
-            array = np.zeros((num_blocks, *sizes), np.float32)
+            array = np.zeros((num_blocks, *sizes), np.dtype(binding.dtype))
             cache = ort.OrtValue.ortvalue_from_numpy(array)
             self._binding.bind_ortvalue_input(binding.name, cache)
-            self._binding.bind_ortvalue_output(bindings.kv_cache_output_name(layer), cache)
+            self._binding.bind_ortvalue_output(bindings.cache_output_name(binding.name), cache)
             self._caches.append(cache)
 
     def run(self, inputs: StepInputs) -> StepOutputs:
@@ -57,14 +61,19 @@ class OnnxRuntimeExecutable:
         logits = self._logits_buffer(len(inputs.logits_indices))
         try:
             for name in _INPUT_NAMES:
-                self._binding.bind_cpu_input(name, getattr(inputs, name))
-            self._binding.bind_output(
-                bindings.LOGITS_NAME, "cpu", 0, np.float32, logits.shape, logits.ctypes.data
-            )
+                self._bind(name, getattr(inputs, name), self._binding.bind_input)
+            self._bind(bindings.LOGITS_NAME, logits, self._binding.bind_output)
             self._session.run_with_iobinding(self._binding)
         except Exception as error:
             raise BackendError(f"ONNX Runtime failed in a step: {error}") from error
         return StepOutputs(logits)
+
+    def _bind(self, name: str, array: NDArray[Any], bind: Callable[..., None]) -> None:
+        """Binds memory that is not bound yet: a decode step mostly looks like the one before."""
+        address = array.__array_interface__["data"][0]
+        if self._bound.get(name) != (address, array.shape):
+            bind(name, "cpu", 0, array.dtype, array.shape, address)
+            self._bound[name] = (address, array.shape)
 
     def close(self) -> None:
         self._binding.clear_binding_inputs()

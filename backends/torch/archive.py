@@ -12,7 +12,25 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 
 from octavo.graphs.errors import BackendError
+from octavo.graphs.ops import (
+    activation_torch,
+    fused_paged_attention_torch,
+    linear_torch,
+    norm_torch,
+    quantization_torch,
+    quantized_linear_torch,
+)
 from octavo.graphs.ops.paged_attention_torch import paged_attention_
+
+# An archive calls their operators by name: they are registered when these are imported.
+REFERENCES = (
+    activation_torch,
+    fused_paged_attention_torch,
+    linear_torch,
+    norm_torch,
+    quantization_torch,
+    quantized_linear_torch,
+)
 
 # Where in somebody's source a node was traced: file names and stacks.
 _TRACES = ("from_node", "nn_module_stack", "source_fn_stack", "stack_trace", "torch_fn")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from octavo.backends.manifest import Manifest
     from octavo.backends.torch.executable import TorchExecutable
     from octavo.graphs.program import CapturedProgram
-    from octavo.graphs.spec import CacheDType
+    from octavo.graphs.spec import CacheDType, FloatDType
 
 MODEL_FILE = "model.pt2"
 
@@ -23,7 +23,7 @@ class TorchBackend:
     name = "torch"
     operators: frozenset[str] = frozenset()
 
-    def require(self, dtype: CacheDType, kv_cache_dtype: CacheDType, block_size: int) -> None:
+    def require(self, dtype: FloatDType, kv_cache_dtype: CacheDType, block_size: int) -> None:
         """Eager PyTorch has every dtype and block size."""
 
     def supports(self, program: CapturedProgram) -> Report:

@@ -33,12 +33,15 @@ class TorchExecutable:
         if self._module is None:
             raise BackendError("the engine is closed: load it again")
         self._caches.clear()
-        dtype: torch.dtype = getattr(torch, self._manifest.kv_cache_dtype)
         layers = self._manifest.spec.kv_cache_bindings(
             self._manifest.limits.block_size, self._manifest.kv_cache_dtype
         )
         self._caches += [
-            torch.zeros(num_blocks, *(int(size) for size in layer.shape[1:]), dtype=dtype)
+            torch.zeros(
+                num_blocks,
+                *(int(size) for size in layer.shape[1:]),
+                dtype=getattr(torch, layer.dtype),
+            )
             for layer in layers
         ]
 
@@ -49,7 +52,7 @@ class TorchExecutable:
         check_step(inputs, self._manifest, len(self._caches[0]))
         arrays = [torch.from_numpy(getattr(inputs, name)) for name in _INPUT_NAMES]
         try:
-            logits, _ = self._module(*arrays, self._caches)
+            logits, self._caches = self._module(*arrays, self._caches)
         except (RuntimeError, IndexError) as error:
             raise BackendError(f"PyTorch failed in a step: {error}") from error
         return StepOutputs(logits.numpy())

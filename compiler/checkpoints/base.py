@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -58,6 +58,10 @@ class Checkpoint(ABC):
     @abstractmethod
     def content_digest(self) -> str:
         """Hex SHA-256 over every file that influences the engine, wherever the checkpoint lies."""
+
+    def gguf_tensors(self) -> Sequence[Any]:
+        """Tensors as the `gguf` package's reader has them, with their blocks; none elsewhere."""
+        return ()
 
     @abstractmethod
     def load_model(self, dtype: torch.dtype) -> PreTrainedModel:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from octavo.backends.bundle import sha256_of
 from octavo.compiler.checkpoints import tokenizer_files
@@ -43,6 +43,9 @@ class GgufFile(Checkpoint):
 
     def content_digest(self) -> str:
         return sha256_of(self.path)
+
+    def gguf_tensors(self) -> Sequence[Any]:
+        return self._session.tensors()
 
     def load_model(self, dtype: torch.dtype) -> PreTrainedModel:
         from transformers import GgufConfig

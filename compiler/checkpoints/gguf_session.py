@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,6 +45,10 @@ class GgufSession:
     @functools.cached_property
     def _reader(self) -> Any:
         return _reader_class()(self._path)
+
+    def tensors(self) -> Sequence[Any]:
+        """The file's tensors as the `gguf` package's reader has them."""
+        return tuple(self._reader.tensors)
 
     def _open(self, path: Any, *_: Any) -> Any:
         return self._reader if Path(path).resolve() == self._path else _reader_class()(path)

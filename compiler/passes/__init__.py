@@ -1,5 +1,5 @@
 """Graph passes: one rewrite each, with a record of what matched and what was left alone."""
 
-from octavo.compiler.passes.pipeline import run_passes
+from octavo.compiler.passes.pipeline import PassOptions, run_passes, run_quantization
 
-__all__ = ["run_passes"]
+__all__ = ["PassOptions", "run_passes", "run_quantization"]

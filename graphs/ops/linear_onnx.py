@@ -9,7 +9,7 @@ from octavo.graphs.ops.linear import SCHEMA
 
 _BODY = """
 <domain: "octavo", opset_import: ["": 21]>
-Linear <columns> (input, weight, bias) => (output)
+Linear <columns> (input, weight, bias, residual) => (output)
 {
   zero = Constant <value_ints = [0]> ()
   one = Constant <value_ints = [1]> ()
@@ -25,7 +25,17 @@ Linear <columns> (input, weight, bias) => (output)
   no_bias = Expand (zero_float, columns_row)
   padded_bias = Concat <axis = 0> (bias, no_bias)
   bias_row = Slice (padded_bias, zero, columns_row)
-  output = Add (product, bias_row)
+  biased = Add (product, bias_row)
+  flat_shape = Constant <value_ints = [-1]> ()
+  flat_residual = Reshape (residual, flat_shape)
+  flat_product = Reshape (biased, flat_shape)
+  flat_size = Shape (flat_product)
+  no_residual = Expand (zero_float, flat_size)
+  padded_residual = Concat <axis = 0> (flat_residual, no_residual)
+  cut_residual = Slice (padded_residual, zero, flat_size)
+  flat_output = Add (flat_product, cut_residual)
+  output_shape = Shape (product)
+  output = Reshape (flat_output, output_shape)
 }
 """
 

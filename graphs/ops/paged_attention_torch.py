@@ -7,12 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from octavo.graphs.ops import torch_library
 from octavo.graphs.ops.paged_attention import SCHEMA
-from octavo.graphs.ops.schema import DOMAIN
-
-_torch_library: Any = torch.library  # it has no annotations
-_LIBRARY = _torch_library.Library(DOMAIN, "FRAGMENT")
-_LIBRARY.define(SCHEMA.torch_schema)
 
 
 def write_to_cache(
@@ -26,12 +22,12 @@ def write_to_cache(
     written = slot_mapping >= 0
     slots = slot_mapping[written].long()
     block, offset = slots // block_size, slots % block_size
-    keys, values = _planes(kv_cache, k_transposed)
+    keys, values = key_value_planes(kv_cache, k_transposed)
     keys[block, :, offset, : key.shape[2]] = key[written]
     values[block, :, offset, : value.shape[2]] = value[written]
 
 
-def _planes(kv_cache: Tensor, k_transposed: int) -> tuple[Tensor, Tensor]:
+def key_value_planes(kv_cache: Tensor, k_transposed: int) -> tuple[Tensor, Tensor]:
     """Views of a cache's keys and values, both [N, Hkv, block_size, row]."""
     blocks, _, heads, block_size, row = kv_cache.shape
     keys = kv_cache[:, 0]
@@ -90,7 +86,7 @@ def paged_attention_(
 ) -> Tensor:
     """Attention [T, H, Dv] as the schema describes it; `kv_cache` is changed in place."""
     write_to_cache(key, value, kv_cache, slot_mapping, k_transposed)
-    key_plane, value_plane = _planes(kv_cache, k_transposed)
+    key_plane, value_plane = key_value_planes(kv_cache, k_transposed)
     block_size = kv_cache.shape[3]
     attention = query.new_zeros(*query.shape[:2], value.shape[2])
     starts = query_start_loc.tolist()
@@ -135,5 +131,4 @@ def _paged_attention_shape(
     return attention, torch.empty_like(kv_cache)
 
 
-_LIBRARY.impl(SCHEMA.name, paged_attention, "CompositeExplicitAutograd")
-_torch_library.register_fake(f"{DOMAIN}::{SCHEMA.name}", _paged_attention_shape, lib=_LIBRARY)
+OPERATOR = torch_library.register(SCHEMA, paged_attention, _paged_attention_shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -43,6 +44,7 @@ def selected(variant: str) -> Iterator[None]:
         yield
 
 
+@functools.cache
 def _build_lanes16() -> Path:
     """The AVX-512 tile shapes in portable code; shipped nowhere, so the test builds it."""
     search = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])

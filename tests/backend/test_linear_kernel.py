@@ -22,6 +22,7 @@ from octavo.graphs.ops.schema import DOMAIN, OPSET_VERSION
 from tests.backend.kernel_variants import VARIANTS, library_of, selected
 
 Array = NDArray[np.float32]
+NO_RESIDUAL = np.zeros((0, 0), np.float32)
 
 
 def random(*shape: int, seed: int = 0) -> Array:
@@ -66,6 +67,7 @@ def run(
     rows: Array,
     weight: Array,
     bias: Array | None = None,
+    residual: Array | None = None,
     *,
     threads: int = 1,
     library: Path | None = None,
@@ -74,6 +76,7 @@ def run(
         "input": rows,
         "weight": packed(weight),
         "bias": np.zeros(0, np.float32) if bias is None else bias,
+        "residual": NO_RESIDUAL if residual is None else residual,
     }
     (output,) = session(weight.shape[1], threads, library).run(None, feeds)
     return np.asarray(output)
@@ -84,8 +87,10 @@ def expected(rows: Array, weight: Array, bias: Array | None = None) -> NDArray[n
     return product if bias is None else product + bias
 
 
-@pytest.mark.parametrize("num_rows", [0, 1, 2, 5, 6, 7, 31, 97, 200])
-@pytest.mark.parametrize(("depth", "columns"), [(1, 1), (64, 16), (100, 33), (300, 130), (513, 7)])
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 5, 8, 12, 13, 31, 97, 200])
+@pytest.mark.parametrize(
+    ("depth", "columns"), [(1, 1), (64, 16), (100, 33), (300, 130), (513, 7), (1100, 90)]
+)
 def test_products(num_rows: int, depth: int, columns: int) -> None:
     rows, weight = random(num_rows, depth), random(depth, columns, seed=1)
     output = run(rows, weight, threads=2)
@@ -98,6 +103,17 @@ def test_a_bias_is_added() -> None:
     rows, weight, bias = random(9, 70), random(70, 37, seed=1), random(37, seed=2)
     output = run(rows, weight, bias)
     np.testing.assert_allclose(output, expected(rows, weight, bias), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 6, 50, 200])
+@pytest.mark.parametrize(("depth", "columns"), [(0, 20), (64, 16), (300, 130), (513, 7)])
+def test_a_residual_is_added_once_to_the_finished_sum(
+    num_rows: int, depth: int, columns: int
+) -> None:
+    rows, weight, bias = random(num_rows, depth), random(depth, columns), random(columns)
+    residual = random(num_rows, columns, seed=3)
+    output = run(rows, weight, bias, residual, threads=2)
+    np.testing.assert_array_equal(output, run(rows, weight, bias) + residual)
 
 
 def test_without_depth_the_output_is_the_bias() -> None:
@@ -138,25 +154,29 @@ def test_one_chain_from_the_bias_on() -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_instruction_set(variant: str) -> None:
-    rows, weight, bias = random(50, 300), random(300, 45, seed=1), random(45, seed=2)
+@pytest.mark.parametrize("num_rows", [1, 3, 8, 11, 12, 50])
+def test_every_instruction_set(num_rows: int, variant: str) -> None:
+    rows, weight, bias = random(num_rows, 600), random(600, 173, seed=1), random(173, seed=2)
+    residual = random(num_rows, 173, seed=3)
     library = library_of(variant)
     with selected(variant):
-        output = run(rows, weight, bias, threads=2, library=library)
-    np.testing.assert_allclose(output, expected(rows, weight, bias), atol=1e-4, rtol=1e-5)
+        output = run(rows, weight, bias, residual, threads=2, library=library)
+    wanted = expected(rows, weight, bias) + residual
+    np.testing.assert_allclose(output, wanted, atol=1e-4, rtol=1e-5)
     if variant != "portable" and kernels.instruction_set() != "portable":
-        np.testing.assert_array_equal(output, run(rows, weight, bias))
+        np.testing.assert_array_equal(output, run(rows, weight, bias, residual))
 
 
 def test_the_function_body_computes_the_same() -> None:
     rows, weight, bias = random(5, 40), random(40, 21, seed=1), random(21, seed=2)
     evaluator = ReferenceEvaluator(model(21, with_body=True))
     for given_bias in (bias, np.zeros(0, np.float32)):
-        feeds = {"input": rows, "weight": packed(weight), "bias": given_bias}
-        outputs: Any = evaluator.run(None, feeds)
-        output = outputs[0]
-        wanted = expected(rows, weight, given_bias if given_bias.size else None)
-        np.testing.assert_allclose(output, wanted, atol=1e-5)
+        for residual in (random(5, 21, seed=3), NO_RESIDUAL):
+            feeds = {"input": rows, "weight": packed(weight), "bias": given_bias}
+            outputs: Any = evaluator.run(None, {**feeds, "residual": residual})
+            wanted = expected(rows, weight, given_bias if given_bias.size else None)
+            wanted = wanted + residual if residual.size else wanted
+            np.testing.assert_allclose(outputs[0], wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -167,9 +187,11 @@ def test_the_function_body_computes_the_same() -> None:
         ({"weight": random(3, 8, 8)}, "has to be"),
         ({"input": random(2, 4, 8)}, "input has 3 dimensions and needs 2"),
         ({"bias": random(7)}, "bias has 7 elements"),
+        ({"residual": random(4, 39)}, r"residual is \[4, 39\] and has to be \[4, 40\]"),
+        ({"residual": random(1, 40)}, r"residual is \[1, 40\]"),
     ],
 )
 def test_wrong_shapes_are_refused(changes: dict[str, Array], sentence: str) -> None:
-    feeds = {"input": random(4, 8), "weight": random(3, 8, 16), "bias": random(40), **changes}
+    feeds = {"input": random(4, 8), "weight": random(3, 8, 16), "bias": random(40)}
     with pytest.raises(Exception, match=sentence):
-        session(40).run(None, feeds)
+        session(40).run(None, {**feeds, "residual": NO_RESIDUAL, **changes})

@@ -1,79 +1,40 @@
-"""The native PagedAttention: right against float64, and the same bits in every schedule.
-
-The reference walks each sequence's own history token by token; it knows nothing of pages.
-"""
+"""The native PagedAttention: right against float64, and the same bits in every schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from onnx import TensorProto, helper
 
 from octavo.backends import kernels
 from octavo.graphs.errors import BackendError
-from tests.backend.kernel_variants import VARIANTS, library_of, selected
-
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int32]
-
-FLOAT, INT32 = TensorProto.FLOAT, TensorProto.INT32
-INPUTS = {
-    "query": FLOAT,
-    "key": FLOAT,
-    "value": FLOAT,
-    "kv_cache": FLOAT,
-    "slot_mapping": INT32,
-    "block_tables": INT32,
-    "query_start_loc": INT32,
-    "prefix_offsets": INT32,
-    "sinks": FLOAT,
-    "alibi_slopes": FLOAT,
-}
-
-
-@dataclass(frozen=True)
-class Attention:
-    heads: int = 4
-    kv_heads: int = 2
-    key_size: int = 16
-    value_size: int = 16
-    block_size: int = 16
-    causal: bool = True
-    sliding_window: int = 0
-    softcap: float = 0.0
-    sinks: bool = False
-    alibi: bool = False
-    scale: float = 0.3
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        return {
-            "scale": self.scale,
-            "causal": int(self.causal),
-            "sliding_window": self.sliding_window,
-            "softcap": self.softcap,
-            "k_transposed": 1,
-        }
-
-    @property
-    def sink_values(self) -> Floats:
-        return np.linspace(-1.5, 2.5, self.heads if self.sinks else 0, dtype=np.float32)
-
-    @property
-    def slopes(self) -> Floats:
-        count = self.heads if self.alibi else 0
-        return np.asarray([2.0 ** -(1 + h) for h in range(count)], np.float32)
-
+from octavo.graphs.ops.paged_attention import SCHEMA
+from tests.backend.attention_steps import (
+    Attention,
+    Change,
+    Chunk,
+    Floats,
+    History,
+    PagedRun,
+    Steps,
+    assert_close,
+    assert_same_bits,
+    keep,
+    open_session,
+    put,
+    reference,
+    run_in_place,
+    step_lists,
+    zeros,
+)
+from tests.backend.kernel_variants import VARIANTS, library_of
 
 GROUPED = Attention(heads=9, kv_heads=3, key_size=64, value_size=64)
 EVERYTHING = Attention(
@@ -103,184 +64,13 @@ CASES = {
 
 
 @dataclass(frozen=True)
-class History:
-    """All of a sequence's queries, keys and values."""
-
-    query: Floats  # [L, H, Dk]
-    key: Floats  # [L, Hkv, Dk]
-    value: Floats  # [L, Hkv, Dv]
-
-    @staticmethod
-    def random(spec: Attention, length: int, seed: int) -> History:
-        rng = np.random.default_rng(seed)
-
-        def normal(heads: int, size: int) -> Floats:
-            return rng.standard_normal((length, heads, size), dtype=np.float32)
-
-        return History(
-            normal(spec.heads, spec.key_size),
-            normal(spec.kv_heads, spec.key_size),
-            normal(spec.kv_heads, spec.value_size),
-        )
-
-
-def reference(spec: Attention, history: History, start: int, count: int) -> NDArray[np.float64]:
-    """[count, H, Dv]: each query head of each token against the keys that it sees, in float64."""
-    result = np.zeros((count, spec.heads, spec.value_size))
-    for position in range(start, start + count):
-        last = position + 1 if spec.causal else start + count
-        first = max(0, position - spec.sliding_window + 1) if spec.sliding_window else 0
-        for head in range(spec.heads):
-            kv_head = head // (spec.heads // spec.kv_heads)
-            keys = history.key[first:last, kv_head].astype(np.float64)
-            scores = keys @ history.query[position, head].astype(np.float64) * spec.scale
-            if spec.softcap:
-                scores = spec.softcap * np.tanh(scores / spec.softcap)
-            if spec.alibi:
-                scores += float(spec.slopes[head]) * (np.arange(first, last) - position)
-            logits = np.append(scores, spec.sink_values[head] if spec.sinks else -np.inf)
-            weights = np.exp(logits - logits.max())
-            weights /= weights.sum()
-            result[position - start, head] = weights[:-1] @ history.value[first:last, kv_head]
-    return result
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """`count` tokens of sequence `sequence`, from position `start` on."""
-
-    sequence: int
-    start: int
-    count: int
-
-
-@dataclass
-class PagedRun:
-    """A cache full of NaN, sequences in blocks at random places, and steps over it."""
-
-    session: onnxruntime.InferenceSession
-    spec: Attention
-    histories: Sequence[History]
-    seed: int = 0
-    cache: Floats = field(init=False)
-    tables: list[Ints] = field(init=False)
-
-    def __post_init__(self) -> None:
-        spec = self.spec
-        needed = [-(-len(h.query) // spec.block_size) for h in self.histories]
-        blocks = np.random.default_rng(self.seed).permutation(sum(needed) + 3).astype(np.int32)
-        self.tables = np.split(blocks, np.cumsum(needed))[:-1]
-        width = max(spec.key_size, spec.value_size)
-        shape = (len(blocks), 2, spec.kv_heads, spec.block_size, width)
-        self.cache = np.full(shape, np.nan, np.float32)
-
-    def slots(self, sequence: int, positions: Ints) -> Ints:
-        size = self.spec.block_size
-        return self.tables[sequence][positions // size] * size + positions % size
-
-    def preload(self, sequence: int, length: int) -> None:
-        """Puts a prefix into the cache as an earlier step would have."""
-        history = self.histories[sequence]
-        slots = self.slots(sequence, np.arange(length, dtype=np.int32))
-        blocks, offsets = slots // self.spec.block_size, slots % self.spec.block_size
-        n, _, heads, size, width = self.cache.shape
-        transposed = self.cache.reshape(n, 2, heads, width, size)
-        transposed[blocks, 0, :, : self.spec.key_size, offsets] = history.key[:length]
-        self.cache[blocks, 1, :, offsets, : self.spec.value_size] = history.value[:length]
-
-    def feeds(self, chunks: Sequence[Chunk]) -> dict[str, NDArray[Any]]:
-        def gather(name: str) -> Floats:
-            parts = [
-                getattr(self.histories[c.sequence], name)[c.start : c.start + c.count]
-                for c in chunks
-            ]
-            return np.concatenate(parts)
-
-        slots = [
-            self.slots(c.sequence, np.arange(c.start, c.start + c.count, dtype=np.int32))
-            for c in chunks
-        ]
-        width = max(len(self.tables[c.sequence]) for c in chunks) + 1
-        # Entries behind a sequence's blocks are never read.
-        tables = np.full((len(chunks), width), -7, np.int32)
-        for row, chunk in enumerate(chunks):
-            table = self.tables[chunk.sequence]
-            tables[row, : len(table)] = table
-        return {
-            "query": gather("query"),
-            "key": gather("key"),
-            "value": gather("value"),
-            "kv_cache": self.cache,
-            "slot_mapping": np.concatenate(slots).astype(np.int32),
-            "block_tables": tables,
-            "query_start_loc": np.cumsum([0, *(c.count for c in chunks)], dtype=np.int32),
-            "prefix_offsets": np.asarray([c.start for c in chunks], np.int32),
-            "sinks": self.spec.sink_values,
-            "alibi_slopes": self.spec.slopes,
-        }
-
-    def step(self, *chunks: Chunk) -> list[Floats]:
-        feeds = self.feeds(chunks)
-        attention = run_in_place(self.session, feeds, self.spec)
-        return np.split(attention, feeds["query_start_loc"][1:-1])
-
-    def chunked(self, size: int, sequence: int = 0, start: int = 0) -> Floats:
-        length = len(self.histories[sequence].query)
-        steps = range(start, length, size)
-        return np.concatenate(
-            [self.step(Chunk(sequence, at, min(size, length - at)))[0] for at in steps]
-        )
-
-
-def run_in_place(
-    session: onnxruntime.InferenceSession, feeds: dict[str, NDArray[Any]], spec: Attention
-) -> Floats:
-    """One run with the cache bound to input and output, as the runtime does it."""
-    attention = np.full((len(feeds["query"]), spec.heads, spec.value_size), np.nan, np.float32)
-    values = {
-        name: onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
-        for name, array in {**feeds, "attention": attention}.items()
-    }
-    binding = session.io_binding()
-    for name in feeds:
-        binding.bind_ortvalue_input(name, values[name])
-    binding.bind_ortvalue_output("attention", values["attention"])
-    binding.bind_ortvalue_output("kv_cache_out", values["kv_cache"])
-    session.run_with_iobinding(binding)
-    return attention
-
-
-def one_node_model(attributes: dict[str, Any]) -> bytes:
-    """Says nothing of shapes, so that wrong ones reach the kernel."""
-
-    def info(name: str, element_type: int) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, element_type, None)
-
-    outputs = {"attention": FLOAT, "kv_cache_out": FLOAT}
-    node = helper.make_node("PagedAttention", [*INPUTS], [*outputs], domain="octavo", **attributes)
-    inputs = [info(*item) for item in INPUTS.items()]
-    graph = helper.make_graph([node], "attention", inputs, [info(*i) for i in outputs.items()])
-    opsets = [helper.make_opsetid("", 23), helper.make_opsetid("octavo", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    return bytes(model.SerializeToString())
-
-
-@dataclass(frozen=True)
 class Variant:
     """One instruction set's build of the kernel."""
 
     name: str
-    library: Path
 
     def session(self, attributes: dict[str, Any], threads: int = 1) -> onnxruntime.InferenceSession:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.log_severity_level = 4
-        options.register_custom_ops_library(str(self.library))
-        with selected(self.name):
-            return onnxruntime.InferenceSession(
-                one_node_model(attributes), options, providers=["CPUExecutionProvider"]
-            )
+        return open_session(self.name, SCHEMA, attributes, threads)
 
     def run(
         self, spec: Attention, histories: Sequence[History], threads: int = 1, seed: int = 0
@@ -289,7 +79,8 @@ class Variant:
 
 
 def find_variant(name: str) -> Variant:
-    return Variant(name, library_of(name))
+    library_of(name)
+    return Variant(name)
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
@@ -299,15 +90,7 @@ def variant(request: pytest.FixtureRequest) -> Variant:
 
 @pytest.fixture(scope="module")
 def best() -> Variant:
-    return Variant(kernels.instruction_set(), kernels.library_path())
-
-
-def assert_same_bits(actual: Floats, expected: Floats) -> None:
-    np.testing.assert_array_equal(actual.view(np.uint32), expected.view(np.uint32))
-
-
-def assert_close(actual: Floats, expected: NDArray[np.float64]) -> None:
-    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=4e-6)
+    return Variant(kernels.instruction_set())
 
 
 # --- against float64 ------------------------------------------------------------------------------
@@ -489,8 +272,8 @@ def test_instruction_sets_agree_bit_for_bit() -> None:
 
 
 @st.composite
-def schedules(draw: st.DrawFn) -> tuple[Attention, list[int], list[list[tuple[int, int]]]]:
-    """An attention, sequence lengths, and steps of (sequence, count) that feed all tokens."""
+def schedules(draw: st.DrawFn) -> tuple[Attention, list[int], Steps]:
+    """An attention and a schedule for it."""
     kv_heads = draw(st.integers(1, 3))
     spec = Attention(
         heads=kv_heads * draw(st.integers(1, 5)),
@@ -503,15 +286,7 @@ def schedules(draw: st.DrawFn) -> tuple[Attention, list[int], list[list[tuple[in
         sinks=draw(st.booleans()),
         alibi=draw(st.booleans()),
     )
-    lengths = draw(st.lists(st.integers(1, 90), min_size=1, max_size=4))
-    remaining, steps = list(lengths), []
-    while any(remaining):
-        waiting = [s for s, left in enumerate(remaining) if left]
-        chosen = draw(st.lists(st.sampled_from(waiting), min_size=1, unique=True))
-        steps.append([(s, draw(st.integers(1, remaining[s]))) for s in chosen])
-        for sequence, count in steps[-1]:
-            remaining[sequence] -= count
-    return spec, lengths, steps
+    return spec, *draw(step_lists())
 
 
 @settings(
@@ -520,7 +295,7 @@ def schedules(draw: st.DrawFn) -> tuple[Attention, list[int], list[list[tuple[in
 @given(schedules(), st.integers(0, 2**32 - 1))
 def test_any_schedule_gives_the_bits_of_each_sequence_alone(
     best: Variant,
-    schedule: tuple[Attention, list[int], list[list[tuple[int, int]]]],
+    schedule: tuple[Attention, list[int], Steps],
     seed: int,
 ) -> None:
     spec, lengths, steps = schedule
@@ -538,26 +313,6 @@ def test_any_schedule_gives_the_bits_of_each_sequence_alone(
 
 
 # --- refusals -------------------------------------------------------------------------------------
-
-
-Change = Callable[[NDArray[Any]], NDArray[Any]]
-
-
-def put(index: int | tuple[int, ...], value: int) -> Change:
-    def change(array: NDArray[Any]) -> NDArray[Any]:
-        copy = array.copy()
-        copy[index] = value
-        return copy
-
-    return change
-
-
-def keep(*slices: slice) -> Change:
-    return lambda array: array[slices]
-
-
-def zeros(*shape: int) -> Change:
-    return lambda array: np.zeros(shape, array.dtype)
 
 
 FIRST_OF_TWO, ALL, BUT_FIRST = slice(1), slice(None), slice(1, None)
@@ -646,7 +401,7 @@ def test_an_instruction_set_that_is_not_there_is_refused(
         kernels.instruction_set()
     options = onnxruntime.SessionOptions()
     with pytest.raises(Exception, match="OCTAVO_CPU_ISA is sse9 and this build knows"):
-        options.register_custom_ops_library(str(best.library))
+        options.register_custom_ops_library(str(kernels.library_path()))
 
 
 def test_a_missing_library_says_how_to_build_it(

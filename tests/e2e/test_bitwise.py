@@ -1,4 +1,4 @@
-"""The same bits whatever the schedule, on the real engine through the real runtime.
+"""The same bits whatever the schedule, on the real engines through the real runtime.
 
 Each position's logits are compared with those of its prompt alone, in one piece, on one thread.
 """
@@ -15,6 +15,7 @@ import pytest
 from octavo.backends.base import Float32Array
 from octavo.compiler.checkpoints import Checkpoint
 from octavo.runtime import RequestOutput, SamplingParams
+from tests.e2e.conftest import PRECISIONS, Engines
 from tests.e2e.prompts import LONG
 from tests.e2e.recording import History, RecordingExecutable, prefixes, recorded_llm
 
@@ -34,10 +35,15 @@ def prompts(smollm2_checkpoint: Checkpoint) -> list[list[int]]:
     return made
 
 
+@pytest.fixture(scope="module", params=list(PRECISIONS))
+def engine(request: pytest.FixtureRequest, smollm2_engines: Engines) -> Path:
+    return smollm2_engines[request.param]
+
+
 @pytest.fixture(scope="module")
-def baseline(smollm2_engine: Path, prompts: list[list[int]]) -> Baseline:
+def baseline(engine: Path, prompts: list[list[int]]) -> Baseline:
     rows: dict[History, Float32Array] = {}
-    with recorded_llm(smollm2_engine, num_threads=1, enable_prefix_caching=False) as (llm, record):
+    with recorded_llm(engine, num_threads=1, enable_prefix_caching=False) as (llm, record):
         for prompt in prompts:
             (output,) = llm.generate(ids(prompt), greedy(MANY))
             tokens = prompt + output.outputs[0].token_ids[:-1]
@@ -79,18 +85,18 @@ def assert_bits(record: RecordingExecutable, baseline: Baseline) -> None:
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_batched(
-    smollm2_engine: Path, prompts: list[list[int]], baseline: Baseline, num_threads: int
+    engine: Path, prompts: list[list[int]], baseline: Baseline, num_threads: int
 ) -> None:
     """K11: a batch of four is the same as four of one, on one and two threads."""
-    with recorded_llm(smollm2_engine, num_threads=num_threads) as (llm, record):
+    with recorded_llm(engine, num_threads=num_threads) as (llm, record):
         outputs = llm.generate([ids(prompt) for prompt in prompts], greedy(FEW))
     assert_recorded_bits(record, outputs, baseline)
 
 
 def test_batched_with_only_the_rows_that_are_sampled(
-    smollm2_engine: Path, prompts: list[list[int]], baseline: Baseline
+    engine: Path, prompts: list[list[int]], baseline: Baseline
 ) -> None:
-    with recorded_llm(smollm2_engine, every_position=False) as (llm, record):
+    with recorded_llm(engine, every_position=False) as (llm, record):
         llm.generate([ids(prompt) for prompt in prompts], greedy(FEW))
     assert sum(len(rows) for rows in record.rows.values()) == FEW * len(prompts)
     assert_bits(record, baseline)
@@ -98,9 +104,9 @@ def test_batched_with_only_the_rows_that_are_sampled(
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_alone_in_any_number_of_threads(
-    smollm2_engine: Path, prompts: list[list[int]], baseline: Baseline, num_threads: int
+    engine: Path, prompts: list[list[int]], baseline: Baseline, num_threads: int
 ) -> None:
-    with recorded_llm(smollm2_engine, num_threads=num_threads, every_position=False) as (
+    with recorded_llm(engine, num_threads=num_threads, every_position=False) as (
         llm,
         record,
     ):
@@ -110,18 +116,16 @@ def test_alone_in_any_number_of_threads(
 
 
 @pytest.mark.parametrize("budget", [1, 3, 16])
-def test_chunked(
-    smollm2_engine: Path, prompts: list[list[int]], baseline: Baseline, budget: int
-) -> None:
+def test_chunked(engine: Path, prompts: list[list[int]], baseline: Baseline, budget: int) -> None:
     """K01, K03, K04: 1 and 16 divide a block, 3 does not."""
-    with recorded_llm(smollm2_engine, max_num_batched_tokens=budget) as (llm, record):
+    with recorded_llm(engine, max_num_batched_tokens=budget) as (llm, record):
         outputs = llm.generate([ids(prompt) for prompt in prompts], greedy(FEW))
     assert_recorded_bits(record, outputs, baseline)
 
 
-def test_prefix_hits(smollm2_engine: Path, prompts: list[list[int]], baseline: Baseline) -> None:
+def test_prefix_hits(engine: Path, prompts: list[list[int]], baseline: Baseline) -> None:
     """P01, P02: full hits and one of two blocks that another prompt computed."""
-    with recorded_llm(smollm2_engine) as (llm, record):
+    with recorded_llm(engine) as (llm, record):
         cold = llm.generate(ids(prompts[3]), greedy(FEW))
         hits = llm.generate([ids(prompts[3]), ids(prompts[2])], greedy(FEW))
     assert [output.num_cached_tokens for output in cold] == [0]
@@ -129,12 +133,10 @@ def test_prefix_hits(smollm2_engine: Path, prompts: list[list[int]], baseline: B
     assert_recorded_bits(record, [*cold, *hits], baseline)
 
 
-def test_after_preemption(
-    smollm2_engine: Path, prompts: list[list[int]], baseline: Baseline
-) -> None:
+def test_after_preemption(engine: Path, prompts: list[list[int]], baseline: Baseline) -> None:
     """K06, K07: two requests that fit the pool at first, and later only one after the other."""
     chosen = [ids(prompt) for prompt in prompts[:2]]
-    with recorded_llm(smollm2_engine, num_kv_blocks=6) as (llm, record):
+    with recorded_llm(engine, num_kv_blocks=6) as (llm, record):
         outputs = llm.generate(chosen, greedy(MANY))
     assert sum(output.metrics.num_preemptions for output in outputs) > 0
     assert max(len(rows) for rows in record.rows.values()) > 1  # something was computed anew

@@ -294,5 +294,6 @@ def test_every_rule_is_tested() -> None:
         for node in program.graph.nodes
         if node.op == "call_function"
     }
-    # Paged attention has tests of its own.
-    assert {operator_of(target) for target in RULES} - reached == {"paged_attention"}
+    # Octavo's own operators have tests of their own.
+    rules = {operator_of(target) for target in RULES if not target.startswith("octavo.")}
+    assert rules <= reached

@@ -28,8 +28,8 @@ def captured(model_type: str) -> CapturedProgram:
     return capture(tiny_models.model(model_type), FACTS, LIMITS, torch.float32)
 
 
-def results(exported: ExportedProgram) -> list[torch.Tensor]:
-    """Logits and caches of a step of sequences of 5 and 9 tokens, the second with 7 cached ones."""
+def step_inputs(exported: ExportedProgram) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """A step of sequences of 5 and 9 tokens, the second with 7 cached ones; the caches."""
     generator = torch.Generator().manual_seed(1)
     caches = [
         torch.randn(6, *node.meta["val"].shape[1:], generator=generator)
@@ -47,8 +47,14 @@ def results(exported: ExportedProgram) -> list[torch.Tensor]:
         torch.tensor([0, 7]),
         torch.tensor([4, 9, 13]),
     )
+    return [x.to(torch.int32) for x in indices], caches
+
+
+def results(exported: ExportedProgram) -> list[torch.Tensor]:
+    """Logits and changed caches of that step."""
+    indices, caches = step_inputs(exported)
     with torch.no_grad():
-        logits, changed = exported.module()(*(x.to(torch.int32) for x in indices), caches)
+        logits, changed = exported.module()(*indices, caches)
     return [logits, *changed]
 
 

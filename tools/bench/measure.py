@@ -14,9 +14,10 @@ from pathlib import Path
 from octavo.backends.bundle import read_manifest
 from octavo.graphs.errors import OctavoError
 from octavo.tools.bench.scenario import (
-    UNITS,
+    METRICS,
     BuildTime,
     FirstToken,
+    HostTime,
     ImportTime,
     PeakMemory,
     Scenario,
@@ -26,17 +27,19 @@ from octavo.tools.bench.scenario import (
 
 @dataclass(frozen=True)
 class Result:
+    """One metric of a scenario; the scenario's target is its first metric's."""
+
     name: str
-    description: str
+    metric: str
     unit: str
     values: tuple[float, ...]
     median: float
-    at_most: float | None
-    at_least: float | None
+    at_most: float | None = None
+    at_least: float | None = None
 
     @property
     def meets_target(self) -> bool | None:
-        """None if the scenario sets no target."""
+        """None if there is no target."""
         if self.at_most is not None:
             return self.median <= self.at_most
         if self.at_least is not None:
@@ -44,32 +47,48 @@ class Result:
         return None
 
 
-def measure(scenario: Scenario, model: str, engine: Path) -> Result:
-    """Raises OctavoError if a process of the scenario fails."""
-    values = _values(scenario, model, engine)
-    return Result(
-        name=scenario.name,
-        description=scenario.description,
-        unit=UNITS[scenario.kind],
-        values=tuple(values),
-        median=statistics.median(values),
-        at_most=scenario.at_most,
-        at_least=scenario.at_least,
-    )
+def measure(scenario: Scenario, engine: Path, model: str | None = None) -> list[Result]:
+    """The scenario's metrics, in order. Raises OctavoError if a process of it fails.
+
+    `model` is what a build scenario builds.
+    """
+    series = _series(scenario, engine, model)
+    results = []
+    for index, (metric, unit) in enumerate(METRICS[scenario.kind].items()):
+        result = Result(
+            name=scenario.name,
+            metric=metric,
+            unit=unit,
+            values=tuple(series[metric]),
+            median=statistics.median(series[metric]),
+            at_most=None if index else scenario.at_most,
+            at_least=None if index else scenario.at_least,
+        )
+        results.append(result)
+    return results
 
 
-def _values(scenario: Scenario, model: str, engine: Path) -> list[float]:
+def _series(scenario: Scenario, engine: Path, model: str | None) -> dict[str, list[float]]:
     if isinstance(scenario, ImportTime):
         _import_seconds(scenario.module)  # warm-up: byte code and the file cache
-        return [_import_seconds(scenario.module) for _ in range(scenario.runs)]
+        return {"import": [_import_seconds(scenario.module) for _ in range(scenario.runs)]}
     if isinstance(scenario, BuildTime):
-        return [_build_seconds(model) for _ in range(scenario.runs)]
+        if model is None:
+            raise OctavoError(f"the scenario {scenario.name!r} builds an engine: give --model")
+        return {"build": [_build_seconds(model) for _ in range(scenario.runs)]}
     if isinstance(scenario, FirstToken):
         _first_token_seconds(scenario, engine)  # warm-up
-        return [_first_token_seconds(scenario, engine) for _ in range(scenario.runs)]
+        seconds = [_first_token_seconds(scenario, engine) for _ in range(scenario.runs)]
+        return {"first token": seconds}
     if isinstance(scenario, PeakMemory):
-        return [_serve(scenario, engine)[0] for _ in range(scenario.runs)]
+        return _joined([_serve(scenario, engine) for _ in range(scenario.runs)])
+    if isinstance(scenario, HostTime):
+        return _joined([_host_time(scenario, engine) for _ in range(scenario.runs)])
     return _serve(scenario, engine)
+
+
+def _joined(runs: list[dict[str, list[float]]]) -> dict[str, list[float]]:
+    return {name: [value for run in runs for value in run[name]] for name in runs[0]}
 
 
 def _import_seconds(module: str) -> float:
@@ -88,22 +107,31 @@ def _build_seconds(model: str) -> float:
         return time.perf_counter() - started
 
 
-def build(model: str, engine: Path, *, use_cache: bool = True) -> None:
+def build(model: str, engine: Path, *, quantization: str = "none", use_cache: bool = True) -> None:
     command = [sys.executable, "-m", "octavo.tools.build_engine"]
     command += ["--model", model, "--output", str(engine), "--json"]
+    if quantization != "none":
+        command += ["--quantization", quantization]
     _output(command if use_cache else [*command, "--no-cache"])
 
 
 def _first_token_seconds(scenario: FirstToken, engine: Path) -> float:
     started = time.monotonic()
-    return _serve(scenario, engine)[0] - started
+    return _serve(scenario, engine)["first token"][0] - started
 
 
-def _serve(scenario: Serving, engine: Path) -> list[float]:
+def _serve(scenario: Serving, engine: Path) -> dict[str, list[float]]:
     vocab_size = read_manifest(engine).spec.sampled_vocab_size
     command = [sys.executable, "-m", "octavo.tools.bench.serving"]
     command += [str(engine), str(vocab_size), scenario.model_dump_json(exclude_none=True)]
-    values: list[float] = json.loads(_output(command))
+    values: dict[str, list[float]] = json.loads(_output(command))
+    return values
+
+
+def _host_time(scenario: HostTime, engine: Path) -> dict[str, list[float]]:
+    command = [sys.executable, "-m", "octavo.tools.bench.host_time"]
+    command += [str(engine), scenario.model_dump_json(exclude_none=True)]
+    values: dict[str, list[float]] = json.loads(_output(command))
     return values
 
 

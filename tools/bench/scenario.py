@@ -58,6 +58,37 @@ class TimeToFirstToken(ScenarioBase):
     prompt_tokens: int = Field(ge=1)
 
 
+class Latency(ScenarioBase):
+    """Time to first token, between tokens and to the end, for `num_seqs` requests sent at once."""
+
+    kind: Literal["latency"]
+    num_seqs: int = Field(ge=1)
+    prompt_tokens: int = Field(ge=1)
+    output_tokens: int = Field(ge=2)
+
+
+class Prefix(ScenarioBase):
+    """Time to first token of prompts that begin alike, the first (cold) and those after it (warm).
+
+    A run sends a prompt of new `shared_tokens` and `own_tokens`, then `num_warm` prompts that share
+    the beginning, one after the other.
+    """
+
+    kind: Literal["prefix"]
+    shared_tokens: int = Field(ge=1)
+    own_tokens: int = Field(ge=1)
+    num_warm: int = Field(default=3, ge=1)
+
+
+class HostTime(ScenarioBase):
+    """Milliseconds of a decode step of `num_seqs` sequences outside the compiled graph."""
+
+    kind: Literal["host_time"]
+    num_seqs: int = Field(ge=1)
+    prompt_tokens: int = Field(ge=1)
+    output_tokens: int = Field(ge=2)
+
+
 class PeakMemory(ScenarioBase):
     """MiB of peak resident memory of a fresh process that serves `num_seqs` requests."""
 
@@ -68,18 +99,30 @@ class PeakMemory(ScenarioBase):
     kv_cache_memory: str
 
 
-Serving = Throughput | TimeToFirstToken | PeakMemory | FirstToken
+Serving = Throughput | TimeToFirstToken | PeakMemory | FirstToken | Latency | Prefix
 Scenario = Annotated[
-    ImportTime | FirstToken | BuildTime | Throughput | TimeToFirstToken | PeakMemory,
+    ImportTime
+    | FirstToken
+    | BuildTime
+    | Throughput
+    | TimeToFirstToken
+    | PeakMemory
+    | Latency
+    | Prefix
+    | HostTime,
     Field(discriminator="kind"),
 ]
-UNITS = {
-    "import_time": "s",
-    "first_token": "s",
-    "build_time": "s",
-    "throughput": "tokens/s",
-    "time_to_first_token": "ms",
-    "peak_memory": "MiB",
+# What a scenario of a kind measures, with units; `at_most` and `at_least` are the first one's.
+METRICS: dict[str, dict[str, str]] = {
+    "import_time": {"import": "s"},
+    "first_token": {"first token": "s"},
+    "build_time": {"build": "s"},
+    "throughput": {"throughput": "tokens/s"},
+    "time_to_first_token": {"TTFT": "ms"},
+    "peak_memory": {"resident": "MiB"},
+    "latency": {"TTFT": "ms", "between tokens": "ms", "end to end": "ms"},
+    "prefix": {"reduction": "%", "cold TTFT": "ms", "warm TTFT": "ms", "cached tokens": "tokens"},
+    "host_time": {"host time": "ms", "step": "ms"},
 }
 parser: TypeAdapter[Scenario] = TypeAdapter(Scenario)
 

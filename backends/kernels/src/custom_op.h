@@ -3,13 +3,15 @@
 // A kernel class declares
 //   static constexpr const char* kName;
 //   static constexpr ort::ElementType kInputTypes[], kOutputTypes[];
-//   static constexpr int kInPlaceInput, kInPlaceOutput;   -1 where no output may reuse an input
+//   static constexpr int kInPlaceInputs[], kInPlaceOutputs[];   input i's buffer may be output i's;
+//                                                               left out where there are none
 //   explicit Kernel(const Attributes&);
 //   void compute(Context&) const;
 // and throws InvalidArgument with one sentence where it cannot go on. `compute` is const because
 // several runs of one session may be in it at once.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -60,15 +62,12 @@ class Context {
     check(ort::kernel_context_get_input(context_, index, &value));
     if (value == nullptr) refuse("input %zu is missing; connect a tensor to it", index);
     Tensor tensor{};
-    ort::TensorTypeAndShapeInfo* info = nullptr;
-    check(ort::get_tensor_type_and_shape(value, &info));
-    ort::Status* status = ort::get_dimensions_count(info, &tensor.rank);
-    if (status == nullptr && tensor.rank <= kMaxRank)
-      status = ort::get_dimensions(info, tensor.dims, tensor.rank);
-    ort::release_tensor_type_and_shape_info(info);
-    check(status);
+    ort::ElementType type{};
+    const int64_t* dims = nullptr;
+    check(ort::get_tensor_type_and_shape(value, &type, &dims, &tensor.rank));
     if (tensor.rank > kMaxRank)
       refuse("input %zu has %zu dimensions, more than %zu", index, tensor.rank, kMaxRank);
+    std::copy_n(dims, tensor.rank, tensor.dims);
     // The C interface has no const accessor; inputs are not written through this pointer.
     check(ort::get_tensor_mutable_data(const_cast<ort::Value*>(value), &tensor.data));
     return tensor;
@@ -111,7 +110,7 @@ template <class Kernel>
 struct CustomOpFor : ort::CustomOp {
   CustomOpFor() : ort::CustomOp{} {
     using Op = const ort::CustomOp*;
-    version = ort::kApiVersion;
+    version = ort::kCustomOpVersion;
     get_name = [](Op) { return Kernel::kName; };
     get_execution_provider_type = [](Op) -> const char* { return "CPUExecutionProvider"; };
     get_input_type_count = [](Op) { return std::size(Kernel::kInputTypes); };
@@ -134,12 +133,13 @@ struct CustomOpFor : ort::CustomOp {
       });
     };
     kernel_destroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
-    if constexpr (Kernel::kInPlaceInput >= 0) {
+    if constexpr (requires { Kernel::kInPlaceInputs; }) {
+      static_assert(std::size(Kernel::kInPlaceInputs) == std::size(Kernel::kInPlaceOutputs));
       get_may_inplace = [](int** inputs, int** outputs) {
-        static int input = Kernel::kInPlaceInput, output = Kernel::kInPlaceOutput;
-        *inputs = &input;
-        *outputs = &output;
-        return size_t{1};
+        // The C interface has no const here; ONNX Runtime only reads.
+        *inputs = const_cast<int*>(Kernel::kInPlaceInputs);
+        *outputs = const_cast<int*>(Kernel::kInPlaceOutputs);
+        return std::size(Kernel::kInPlaceInputs);
       };
       release_may_inplace = [](int*, int*) {};
     }

@@ -1,5 +1,5 @@
-// octavo::Linear for ONNX Runtime on CPU: input times packed weights plus bias, in float32. Inputs,
-// outputs, attributes: see README.md.
+// octavo::Linear for ONNX Runtime on CPU: input times packed weights plus bias and residual, in
+// float32. Inputs, outputs, attributes: see README.md.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,16 @@ class Linear {
  public:
   static constexpr const char* kName = "Linear";
   static constexpr ort::ElementType kInputTypes[] = {
-      ort::ElementType::kFloat, ort::ElementType::kFloat, ort::ElementType::kFloat};
+      ort::ElementType::kFloat, ort::ElementType::kFloat, ort::ElementType::kFloat,
+      ort::ElementType::kFloat};
   static constexpr ort::ElementType kOutputTypes[] = {ort::ElementType::kFloat};
-  static constexpr int kInPlaceInput = -1;
-  static constexpr int kInPlaceOutput = -1;
 
   explicit Linear(const Attributes& attributes);
   void compute(const Context& context) const;
 
  private:
   int64_t columns_;
-  LinearKernel kernel_;
+  const LinearKernel& kernel_;
 };
 
 }  // namespace octavo

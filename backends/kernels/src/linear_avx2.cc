@@ -3,5 +3,5 @@
 #include "linear_kernel.inl.h"
 
 namespace octavo {
-LinearKernel linear_avx2() { return compute_linear<Avx2>; }
+const LinearKernel& linear_avx2() { return kLinearKernel<Avx2>; }
 }  // namespace octavo

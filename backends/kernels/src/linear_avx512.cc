@@ -3,5 +3,5 @@
 #include "linear_kernel.inl.h"
 
 namespace octavo {
-LinearKernel linear_avx512() { return compute_linear<Avx512>; }
+const LinearKernel& linear_avx512() { return kLinearKernel<Avx512>; }
 }  // namespace octavo

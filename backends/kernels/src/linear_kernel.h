@@ -11,10 +11,11 @@ constexpr int kPanel = 16;  // columns of the output whose weights lie side by s
 
 // One call of the op; every size in it has been checked.
 struct LinearProblem {
-  const float* input;   // [rows, depth]
-  const float* weight;  // [ceil(columns / kPanel), depth, kPanel]
-  const float* bias;    // [columns] or null
-  float* output;        // [rows, columns]
+  const float* input;     // [rows, depth]
+  const float* weight;    // [ceil(columns / kPanel), depth, kPanel]
+  const float* bias;      // [columns] or null
+  const float* residual;  // [rows, columns] or null, added to the finished sums
+  float* output;          // [rows, columns]
   int64_t rows;
   int64_t columns;
   int64_t depth;
@@ -28,11 +29,17 @@ struct LinearTask {
   int64_t last_panel;
 };
 
-using LinearKernel = void (*)(const LinearProblem&, const LinearTask&);
+struct LinearKernel {
+  int64_t max_tile_rows;  // rows that are computed at once, so that each weight is read once
+  // Panels that a tile computes at once where a task has `rows` rows; a multiple of them leaves no
+  // register idle.
+  int64_t (*panels_at_once)(int64_t rows);
+  void (*compute)(const LinearProblem&, const LinearTask&);
+};
 
-LinearKernel linear_portable();
-LinearKernel linear_avx2();
-LinearKernel linear_avx512();
-LinearKernel linear_lanes16();
+const LinearKernel& linear_portable();
+const LinearKernel& linear_avx2();
+const LinearKernel& linear_avx512();
+const LinearKernel& linear_lanes16();
 
 }  // namespace octavo

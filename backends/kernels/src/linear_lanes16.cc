@@ -5,7 +5,7 @@
 #include "linear_kernel.inl.h"
 
 namespace octavo {
-LinearKernel linear_lanes16() {
-  return compute_linear<Portable<16, kRowsOf32Registers, kAccumulatorsOf32Registers>>;
+const LinearKernel& linear_lanes16() {
+  return kLinearKernel<Portable<16, kRowsOf32Registers, kAccumulatorsOf32Registers>>;
 }
 }  // namespace octavo

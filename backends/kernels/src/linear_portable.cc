@@ -3,5 +3,5 @@
 #include "linear_kernel.inl.h"
 
 namespace octavo {
-LinearKernel linear_portable() { return compute_linear<Baseline>; }
+const LinearKernel& linear_portable() { return kLinearKernel<Baseline>; }
 }  // namespace octavo

@@ -3,7 +3,7 @@
 //
 // Source: include/onnxruntime/core/session/onnxruntime_c_api.h. OrtApi is an append-only table of
 // function pointers: a slot keeps its index for ever, and GetApi(v) returns null where the runtime
-// is older than v. The slots below all exist in API version 21 (ONNX Runtime 1.21), which
+// is older than v. The slots below all exist in API version 24 (ONNX Runtime 1.24), which
 // registration asks for, so a table that is too short is never read.
 #pragma once
 
@@ -16,15 +16,15 @@ struct Status;
 struct Value;
 struct KernelContext;
 struct KernelInfo;
-struct TensorTypeAndShapeInfo;
 struct CustomOpDomain;
 struct SessionOptions;
 struct ShapeInferContext;
 
-inline constexpr uint32_t kApiVersion = 21;
+inline constexpr uint32_t kApiVersion = 24;
+inline constexpr uint32_t kCustomOpVersion = 21;  // whose layout `CustomOp` below has
 
 struct Api {
-  void* slot[275];
+  void* slot[415];
 };
 
 struct ApiBase {
@@ -98,15 +98,6 @@ inline Status* add_custom_op_domain(SessionOptions* options, CustomOpDomain* dom
 inline Status* get_tensor_mutable_data(Value* value, void** data) {
   return call<Status*>(api, 51, value, data);
 }
-inline Status* get_dimensions_count(const TensorTypeAndShapeInfo* info, size_t* count) {
-  return call<Status*>(api, 61, info, count);
-}
-inline Status* get_dimensions(const TensorTypeAndShapeInfo* info, int64_t* dims, size_t count) {
-  return call<Status*>(api, 62, info, dims, count);
-}
-inline Status* get_tensor_type_and_shape(const Value* value, TensorTypeAndShapeInfo** info) {
-  return call<Status*>(api, 65, value, info);
-}
 inline Status* kernel_info_get_attribute(const KernelInfo* info, const char* name, float* out) {
   return call<Status*>(api, 85, info, name, out);
 }
@@ -122,15 +113,17 @@ inline Status* kernel_context_get_output(KernelContext* context, size_t index, c
   return call<Status*>(api, 91, context, index, dims, count, value);
 }
 inline void release_status(Status* status) { call<void>(api, 93, status); }
-inline void release_tensor_type_and_shape_info(TensorTypeAndShapeInfo* info) {
-  call<void>(api, 99, info);
-}
 // Calls function(user, 0..total-1) on the session's intra-op pool and waits; with num_batch ==
 // total the indices are handed out one by one.
 inline Status* kernel_context_parallel_for(const KernelContext* context,
                                            void (*function)(void*, size_t), size_t total,
                                            size_t num_batch, void* user) {
   return call<Status*>(api, 274, context, function, total, num_batch, user);
+}
+// `dims` stays the runtime's, and valid as long as the value: nothing is allocated.
+inline Status* get_tensor_type_and_shape(const Value* value, ElementType* type,
+                                         const int64_t** dims, size_t* count) {
+  return call<Status*>(api, 414, value, type, dims, count);
 }
 
 }  // namespace octavo::ort

@@ -2,19 +2,11 @@
 // cache, then attends. Inputs, outputs, attributes: see README.md.
 #pragma once
 
-#include <cstdint>
-
 #include "custom_op.h"
+#include "paged_attention_checks.h"
 #include "paged_attention_kernel.h"
 
 namespace octavo {
-
-struct PagedAttentionAttributes {
-  float scale;
-  float softcap;
-  int32_t sliding_window;
-  bool causal;
-};
 
 class PagedAttention {
  public:
@@ -26,8 +18,8 @@ class PagedAttention {
       ort::ElementType::kFloat};
   static constexpr ort::ElementType kOutputTypes[] = {ort::ElementType::kFloat,
                                                       ort::ElementType::kFloat};
-  static constexpr int kInPlaceInput = 3;
-  static constexpr int kInPlaceOutput = 1;
+  static constexpr int kInPlaceInputs[] = {3};
+  static constexpr int kInPlaceOutputs[] = {1};
 
   explicit PagedAttention(const Attributes& attributes);
   void compute(const Context& context) const;

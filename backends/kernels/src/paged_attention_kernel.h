@@ -15,12 +15,31 @@ constexpr int kKeyGroup = 16;  // keys in a row of registers; divides every bloc
 constexpr int kSubBlock = 64;  // keys between two updates of a row's running maximum
 constexpr int kSegment = 512;  // keys whose partial result starts from nothing
 
-// One call of the op; every index in it has been checked.
+constexpr int kMaxHeadSize = 512;
+
+// Turns pairs of a head's first `size` elements.
+struct RotaryEmbedding {
+  const float* cos;  // [T, size]
+  const float* sin;  // [T, size]
+  int32_t size;      // 0: none
+  bool interleaved;  // pairs (2 i, 2 i + 1), otherwise (i, i + size / 2)
+};
+
+// One call of an op; every index in it has been checked. A stride is the floats from one token's
+// heads to the next token's, so that packed rows are read where they lie.
 struct AttentionProblem {
-  const float* query;              // [T, H, key_size]
-  const float* key;                // [T, Hkv, key_size]
-  const float* value;              // [T, Hkv, value_size]
-  float* cache;                    // [N, 2, Hkv, block_size, cache_size]
+  const float* query;  // [T, H, key_size], before norm and rotary embedding
+  const float* key;    // [T, Hkv, key_size], likewise
+  const float* value;  // [T, Hkv, value_size]
+  int64_t query_stride;
+  int64_t key_stride;
+  int64_t value_stride;
+  const float* query_norm;  // [key_size] or null
+  const float* key_norm;    // [key_size] or null
+  float norm_epsilon;
+  RotaryEmbedding rotary;
+  void* cache;                     // [N, 2, Hkv, block_size, cache_size], f32 or, with scales, s8
+  float* scales;                   // [N, 2, Hkv, block_size] or null
   const int32_t* slot_mapping;     // [T]
   const int32_t* block_tables;     // [B, table_width]
   const int32_t* query_start_loc;  // [B + 1]
@@ -64,16 +83,18 @@ struct PartialResult {
 struct AttentionKernel {
   int32_t row_multiple;  // tiles of a multiple of this many rows leave no register idle
 
+  // Writes a token's key and value of one KV head into the cache, where it has a slot.
+  void (*write_token)(const AttentionProblem&, int64_t token, int32_t kv_head);
   // Floats of scratch that the functions below need for a tile of `num_rows` rows.
   int64_t (*scratch_size)(const AttentionProblem&, int32_t num_rows);
   // Attends all keys and writes the tile's rows of the output.
   void (*attend_tile)(const AttentionProblem&, const RowTile&, float* scratch);
-  // Attends the segments [first, last), leaving each one's partial result in partials[0..].
+  // Attends the segments [first, last), leaving their partial results in `partials`, one after
+  // the other.
   void (*attend_segments)(const AttentionProblem&, const RowTile&, int64_t first, int64_t last,
-                          const PartialResult* partials, float* scratch);
+                          float* partials, float* scratch);
   // Merges the partial results of all of the tile's segments, in order, and writes the output.
-  void (*merge_segments)(const AttentionProblem&, const RowTile&, const PartialResult* partials,
-                         int64_t count);
+  void (*merge_segments)(const AttentionProblem&, const RowTile&, float* partials, int64_t count);
 };
 
 // Keys [first, last) that a row sees.
@@ -95,6 +116,19 @@ static inline KeyRange visible_keys(const AttentionProblem& p, int32_t sequence,
 
 static inline int32_t padded_value_size(const AttentionProblem& p) {
   return (p.value_size + kKeyGroup - 1) / kKeyGroup * kKeyGroup;
+}
+
+// Floats of one partial result of a tile in a buffer, and where its parts lie.
+static inline int64_t partial_result_floats(const AttentionProblem& p, int32_t num_rows) {
+  const int64_t padded_rows = (num_rows + kKeyGroup - 1) / kKeyGroup * kKeyGroup;
+  return int64_t{num_rows} * padded_value_size(p) + 2 * padded_rows;
+}
+
+static inline PartialResult partial_result_at(const AttentionProblem& p, int32_t num_rows,
+                                              float* at) {
+  const int64_t padded_rows = (num_rows + kKeyGroup - 1) / kKeyGroup * kKeyGroup;
+  float* maximum = at + int64_t{num_rows} * padded_value_size(p);
+  return {at, maximum, maximum + padded_rows};
 }
 
 const AttentionKernel& paged_attention_portable();

@@ -16,9 +16,35 @@
 #include "paged_attention_math.inl.h"
 #include "paged_attention_steps.inl.h"
 #include "paged_attention_tile.inl.h"
+#include "paged_attention_widen.inl.h"
+#include "paged_attention_write.inl.h"
 
 namespace octavo {
 namespace {
+
+// Keys [first, last) where they lie.
+template <class V, class Element, bool Prefetch>
+void attend_in_cache(const TileWork& work, int64_t first, int64_t last, PartialResult& state) {
+  const AttentionProblem& p = *work.problem;
+  SubBlocks<Element, Prefetch> at{{}, locate<Element>(work, first), p.block_size, p.cache_size};
+  for (int64_t start = first; start < last; start += kSubBlock) {
+    at.now = at.next;
+    at.next = locate<Element>(work, start + kSubBlock);
+    attend_sub_block<V>(work, at, state);
+  }
+}
+
+// Keys [first, last) of an s8 cache, each sub-block made floats first.
+template <class V>
+void attend_widened(const TileWork& work, int64_t first, int64_t last, PartialResult& state) {
+  SubBlocks<float, false> at{};
+  at.key_stride = kKeyGroup;
+  at.value_stride = padded_value_size(*work.problem);
+  for (int64_t start = first; start < last; start += kSubBlock) {
+    at.now = widen<V>(work, locate<int8_t>(work, start));
+    attend_sub_block<V>(work, at, state);
+  }
+}
 
 // The partial result of one segment, from nothing.
 template <class V>
@@ -32,12 +58,12 @@ void attend_segment(const TileWork& work, int64_t segment, PartialResult state) 
   }
   const int64_t first = larger(segment * kSegment, work.first_key[0] / kSubBlock * kSubBlock);
   const int64_t last = smaller((segment + 1) * kSegment, work.last_key[num_rows - 1]);
-  SubBlocks at{{}, locate(work, first), num_rows <= V::kRows};
-  for (int64_t start = first; start < last; start += kSubBlock) {
-    at.now = at.next;
-    at.next = locate(work, start + kSubBlock);
-    attend_sub_block<V>(work, at, state);
-  }
+  if (work.keys != nullptr)
+    attend_widened<V>(work, first, last, state);
+  else if (num_rows <= V::kRows)
+    attend_in_cache<V, float, true>(work, first, last, state);
+  else
+    attend_in_cache<V, float, false>(work, first, last, state);
 }
 
 template <class V>
@@ -109,23 +135,27 @@ void attend_tile(const AttentionProblem& p, const RowTile& tile, float* scratch)
 
 template <class V>
 void attend_segments(const AttentionProblem& p, const RowTile& tile, int64_t first, int64_t last,
-                     const PartialResult* partials, float* scratch) {
+                     float* partials, float* scratch) {
   const TileWork work = start_tile<V>(p, tile, scratch);
-  for (int64_t segment = first; segment < last; ++segment)
-    attend_segment<V>(work, segment, partials[segment - first]);
+  const int64_t size = partial_result_floats(p, tile.num_rows);
+  for (int64_t segment = first; segment < last; ++segment, partials += size)
+    attend_segment<V>(work, segment, partial_result_at(p, tile.num_rows, partials));
 }
 
 template <class V>
-void merge_segments(const AttentionProblem& p, const RowTile& tile, const PartialResult* partials,
+void merge_segments(const AttentionProblem& p, const RowTile& tile, float* partials,
                     int64_t count) {
+  const int64_t size = partial_result_floats(p, tile.num_rows);
+  const PartialResult total = partial_result_at(p, tile.num_rows, partials);
   for (int64_t i = 1; i < count; ++i)
-    merge<V>(partials[0], partials[i], tile.num_rows, padded_value_size(p));
-  write_output<V>(p, tile, partials[0]);
+    merge<V>(total, partial_result_at(p, tile.num_rows, partials + i * size), tile.num_rows,
+             padded_value_size(p));
+  write_output<V>(p, tile, total);
 }
 
 template <class V>
-constexpr AttentionKernel kKernel = {V::kRows, scratch_size<V>, attend_tile<V>,
-                                     attend_segments<V>, merge_segments<V>};
+constexpr AttentionKernel kKernel = {V::kRows,        write_token<V>,     scratch_size<V>,
+                                     attend_tile<V>,  attend_segments<V>, merge_segments<V>};
 
 }  // namespace
 }  // namespace octavo

@@ -52,9 +52,9 @@ void split(const AttentionProblem& p, const AttentionTask& whole, int64_t pieces
            AttentionPlan& plan) {
   const int64_t segments = whole.last_segment - whole.first_segment;
   const int64_t index = static_cast<int64_t>(plan.splits.size());
-  plan.splits.push_back({whole.tile, whole.first_segment, segments, plan.partial_floats});
+  plan.splits.push_back({whole.first_segment, segments, segments, plan.partial_floats});
   plan.partial_floats +=
-      static_cast<size_t>(segments) * partial_result_floats(p, whole.tile.num_rows);
+      static_cast<size_t>(segments * partial_result_floats(p, whole.tile.num_rows));
   for (int64_t i = 0; i < pieces; ++i) {
     AttentionTask part = whole;
     part.first_segment = whole.first_segment + segments * i / pieces;
@@ -71,7 +71,7 @@ void add(const AttentionProblem& p, const AttentionTask& whole, int64_t wanted_c
   const int64_t cost = std::max<int64_t>(wanted_cost, 1);
   const int64_t pieces = std::min(segments, divide_up(whole.cost, cost));
   const size_t floats =
-      static_cast<size_t>(segments) * partial_result_floats(p, whole.tile.num_rows);
+      static_cast<size_t>(segments * partial_result_floats(p, whole.tile.num_rows));
   if (pieces > 1 && whole.tile.num_rows <= kMaxSplitRows &&
       plan.partial_floats + floats <= kMaxPartialFloats)
     split(p, whole, pieces, plan);
@@ -93,17 +93,6 @@ std::vector<AttentionTask> whole_tiles(const AttentionProblem& p, int64_t tile_r
 }
 
 }  // namespace
-
-size_t partial_result_floats(const AttentionProblem& p, int32_t num_rows) {
-  const int64_t padded_rows = divide_up(num_rows, kKeyGroup) * kKeyGroup;
-  return static_cast<size_t>(int64_t{num_rows} * padded_value_size(p) + 2 * padded_rows);
-}
-
-PartialResult partial_result_at(const AttentionProblem& p, int32_t num_rows, float* at) {
-  const int64_t padded_rows = divide_up(num_rows, kKeyGroup) * kKeyGroup;
-  float* maximum = at + int64_t{num_rows} * padded_value_size(p);
-  return {at, maximum, maximum + padded_rows};
-}
 
 AttentionPlan plan_attention(const AttentionProblem& p, const AttentionKernel& kernel,
                              size_t threads) {

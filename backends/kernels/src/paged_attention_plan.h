@@ -22,9 +22,9 @@ struct AttentionTask {
 };
 
 struct SplitTile {
-  RowTile tile;
   int64_t first_segment;
   int64_t num_segments;
+  int64_t remaining_segments;  // counted down by the tasks
   size_t offset;  // of its first partial result in the buffer of all, in floats
 };
 
@@ -37,9 +37,5 @@ struct AttentionPlan {
 
 AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKernel& kernel,
                              size_t threads);
-
-// Floats of one partial result, and where its parts lie.
-size_t partial_result_floats(const AttentionProblem& problem, int32_t num_rows);
-PartialResult partial_result_at(const AttentionProblem& problem, int32_t num_rows, float* at);
 
 }  // namespace octavo

@@ -12,6 +12,15 @@ namespace {
 constexpr int kCacheLine = 16;       // floats
 constexpr int kColumnsPerPass = 64;  // of a sub-block's values: 16 KiB
 
+template <class V>
+inline typename V::Vec load_elements(const float* p) {
+  return V::load(p);
+}
+template <class V>
+inline typename V::Vec load_elements(const int8_t* p) {
+  return V::load_int8(p);
+}
+
 // Key groups that R rows are scored with at once.
 template <class V, int R>
 constexpr int groups_at_once() {
@@ -22,16 +31,16 @@ constexpr int groups_at_once() {
 
 // scores[r][key] = sum over d of query[d][r] * keys[d][key] for the key groups [first, last),
 // where first is a multiple of groups_at_once, and perhaps for some behind them.
-template <class V, int R, bool Prefetch>
-void score_keys(const AttentionProblem& p, const float* query, const SubBlocks& at, int first,
-                int last, float* scores) {
+template <class V, int R, class Element, bool Prefetch>
+void score_keys(const AttentionProblem& p, const float* query,
+                const SubBlocks<Element, Prefetch>& at, int first, int last, float* scores) {
   using Vec = typename V::Vec;
   constexpr int kGroups = groups_at_once<V, R>();
   constexpr int kPerGroup = kKeyGroup / V::kLanes;
   constexpr int kRegisters = kGroups * kPerGroup;
   for (int group = first; group < last; group += kGroups) {
-    const float* keys[kGroups];
-    const float* next[kGroups];
+    const Element* keys[kGroups];
+    const Element* next[kGroups];
     for (int g = 0; g < kGroups; ++g) {
       keys[g] = at.now.keys[group + g];
       next[g] = at.next.keys[group + g];
@@ -46,12 +55,12 @@ void score_keys(const AttentionProblem& p, const float* query, const SubBlocks& 
       Vec k[kRegisters];
       OCTAVO_UNROLL
       for (int j = 0; j < kRegisters; ++j)
-        k[j] = V::load(keys[j / kPerGroup] + j % kPerGroup * V::kLanes);
+        k[j] = load_elements<V>(keys[j / kPerGroup] + j % kPerGroup * V::kLanes);
       for (int g = 0; g < kGroups; ++g) {
-        keys[g] += p.block_size;
+        keys[g] += at.key_stride;
         if constexpr (Prefetch) {
-          prefetch_float(next[g]);
-          next[g] += p.block_size;
+          prefetch(next[g]);
+          next[g] += at.key_stride;
         }
       }
       OCTAVO_UNROLL
@@ -105,6 +114,15 @@ void mask_row(float* scores, int first, int last) {
     x = V::select(V::less(index, V::set1(static_cast<float>(last))), x, V::set1(kMinusInfinity));
     x = V::select(V::less(index, V::set1(static_cast<float>(first))), V::set1(kMinusInfinity), x);
     V::store(scores + key, x);
+  }
+}
+
+// row[key] *= scales[key]: scores by the scales of integer keys, weights by those of the values.
+template <class V>
+void scale_keys(float* row, const float* const scales[kGroupsPerSubBlock]) {
+  for (int key = 0; key < kSubBlock; key += V::kLanes) {
+    const auto scale = V::load(scales[key / kKeyGroup] + key % kKeyGroup);
+    V::store(row + key, V::mul(V::load(row + key), scale));
   }
 }
 
@@ -170,13 +188,18 @@ template <class V, bool Partial>
 inline typename V::Vec load_columns(const float* p, int columns) {
   return Partial ? V::load_first(p, columns) : V::load(p);
 }
+template <class V, bool Partial>
+inline typename V::Vec load_columns(const int8_t* p, int columns) {
+  return Partial ? V::load_first_int8(p, columns) : V::load_int8(p);
+}
 
 // accumulator[r][column..] += weights[r][key] * values[key][column..], key after key.
-template <class V, int R, int C, bool Partial, bool Prefetch>
-void weigh_columns(const AttentionProblem& p, const Weights& w, const SubBlocks& at, int column,
-                   float* accumulator, int padded_size) {
+template <class V, int R, int C, bool Partial, class Element, bool Prefetch>
+void weigh_columns(const AttentionProblem& p, const Weights& w,
+                   const SubBlocks<Element, Prefetch>& at, int column, float* accumulator,
+                   int padded_size) {
   using Vec = typename V::Vec;
-  const int64_t row_size = p.cache_size;
+  const int64_t row_size = at.value_stride;
   const int columns = p.value_size - column;
   Vec sums[R][C];
   OCTAVO_UNROLL
@@ -187,12 +210,12 @@ void weigh_columns(const AttentionProblem& p, const Weights& w, const SubBlocks&
   for (int key = w.first; key < w.last;) {
     const int stop = smaller(w.last, (key / kKeyGroup + 1) * kKeyGroup);
     const int64_t offset = key % kKeyGroup * row_size + column;
-    const float* value = at.now.values[key / kKeyGroup] + offset;
-    const float* next = at.next.values[key / kKeyGroup] + offset;
+    const Element* value = at.now.values[key / kKeyGroup] + offset;
+    const Element* next = at.next.values[key / kKeyGroup] + offset;
     for (; key < stop; ++key, value += row_size, next += row_size) {
       if constexpr (Prefetch)
         OCTAVO_UNROLL
-        for (int j = 0; j < C; j += kCacheLine / V::kLanes) prefetch_float(next + j * V::kLanes);
+        for (int j = 0; j < C; j += kCacheLine / V::kLanes) prefetch(next + j * V::kLanes);
       Vec v[C];
       OCTAVO_UNROLL
       for (int j = 0; j < C; ++j)
@@ -213,27 +236,24 @@ void weigh_columns(const AttentionProblem& p, const Weights& w, const SubBlocks&
 }
 
 // The columns [column, end), C registers at a time, then fewer.
-template <class V, int R, int C, bool Prefetch>
-void weigh_range(const AttentionProblem& p, const Weights& w, const SubBlocks& at, int column,
-                 int end, float* accumulator, int padded_size) {
+template <class V, int R, int C, class At>
+void weigh_range(const AttentionProblem& p, const Weights& w, const At& at, int column, int end,
+                 float* accumulator, int padded_size) {
   for (; column + C * V::kLanes <= end; column += C * V::kLanes)
-    weigh_columns<V, R, C, false, Prefetch>(p, w, at, column, accumulator, padded_size);
+    weigh_columns<V, R, C, false>(p, w, at, column, accumulator, padded_size);
   if constexpr (C > 1)
-    weigh_range<V, R, C / 2, Prefetch>(p, w, at, column, end, accumulator, padded_size);
+    weigh_range<V, R, C / 2>(p, w, at, column, end, accumulator, padded_size);
   else if (column < end)
-    weigh_columns<V, R, 1, true, Prefetch>(p, w, at, column, accumulator, padded_size);
+    weigh_columns<V, R, 1, true>(p, w, at, column, accumulator, padded_size);
 }
 
-template <class V, int R>
-void weigh_values(const AttentionProblem& p, const Weights& w, const SubBlocks& at, int column,
+template <class V, int R, class At>
+void weigh_values(const AttentionProblem& p, const Weights& w, const At& at, int column,
                   float* accumulator, int padded_size) {
   if (w.first >= w.last) return;
   constexpr int kRegisters = registers_per_row<V>(R, kColumnsPerPass / V::kLanes);
   const int end = smaller(column + kColumnsPerPass, p.value_size);
-  if (at.prefetch)
-    weigh_range<V, R, kRegisters, true>(p, w, at, column, end, accumulator, padded_size);
-  else
-    weigh_range<V, R, kRegisters, false>(p, w, at, column, end, accumulator, padded_size);
+  weigh_range<V, R, kRegisters>(p, w, at, column, end, accumulator, padded_size);
 }
 
 // The keys [first, last) of a sub-block that each row of a register tile sees. Both rise.
@@ -245,17 +265,17 @@ struct VisibleRows {
   bool none() const { return last[R - 1] == 0 || first[0] == kSubBlock; }
 };
 
-inline int within_sub_block(int64_t position, const SubBlock& at) {
-  const int64_t offset = position - at.start;
+inline int within_sub_block(int64_t position, int64_t start) {
+  const int64_t offset = position - start;
   return static_cast<int>(offset < 0 ? 0 : offset > kSubBlock ? kSubBlock : offset);
 }
 
 template <int R>
-VisibleRows<R> visible_rows(const TileWork& work, int row, const SubBlock& at) {
+VisibleRows<R> visible_rows(const TileWork& work, int row, int64_t start) {
   VisibleRows<R> seen;
   for (int r = 0; r < R; ++r) {
-    seen.first[r] = within_sub_block(work.first_key[row + r], at);
-    seen.last[r] = within_sub_block(work.last_key[row + r], at);
+    seen.first[r] = within_sub_block(work.first_key[row + r], start);
+    seen.last[r] = within_sub_block(work.last_key[row + r], start);
   }
   return seen;
 }
@@ -267,9 +287,9 @@ struct ScoreStep {
   int first_group;  // key groups [first_group, last_group)
   int last_group;
 
-  template <int R>
-  void run(const TileWork& work, int row, const SubBlocks& at) const {
-    const VisibleRows<R> seen = visible_rows<R>(work, row, at.now);
+  template <int R, class At>
+  void run(const TileWork& work, int row, const At& at) const {
+    const VisibleRows<R> seen = visible_rows<R>(work, row, at.now.start);
     if (seen.none()) return;
     const AttentionProblem& p = *work.problem;
     // Groups that go at once belong to the pass that their first belongs to.
@@ -279,10 +299,7 @@ struct ScoreStep {
     const int last = smaller(last_group, (seen.last[R - 1] + kKeyGroup - 1) / kKeyGroup);
     const float* query = work.query + int64_t{row} * p.key_size;
     float* scores = work.scores + row * kSubBlock;
-    if (at.prefetch)
-      score_keys<V, R, true>(p, query, at, first, last, scores);
-    else
-      score_keys<V, R, false>(p, query, at, first, last, scores);
+    score_keys<V, R>(p, query, at, first, last, scores);
   }
 };
 
@@ -290,10 +307,10 @@ template <class V>
 struct SoftmaxStep {
   PartialResult& state;
 
-  template <int R>
-  void run(const TileWork& work, int row, const SubBlocks& at) const {
+  template <int R, class At>
+  void run(const TileWork& work, int row, const At& at) const {
     const AttentionProblem& p = *work.problem;
-    const VisibleRows<R> seen = visible_rows<R>(work, row, at.now);
+    const VisibleRows<R> seen = visible_rows<R>(work, row, at.now.start);
     if (seen.none()) return;
     const bool adjusted = p.softcap > 0.0f || p.alibi_slopes != nullptr;
     float* const scores = work.scores + row * kSubBlock;
@@ -301,6 +318,7 @@ struct SoftmaxStep {
     float maxima[R], sums[R];
     for (int r = 0; r < R; ++r) {
       float* row_scores = scores + r * kSubBlock;
+      if (p.scales != nullptr) scale_keys<V>(row_scores, at.now.key_scales);
       if (adjusted) adjust_row<V>(work, row + r, at.now.start, row_scores);
       if (seen.first[r] > 0 || seen.last[r] < kSubBlock)
         mask_row<V>(row_scores, seen.first[r], seen.last[r]);
@@ -308,6 +326,8 @@ struct SoftmaxStep {
       maxima[r] = top > before ? top : before;
     }
     for (int r = 0; r < R; ++r) sums[r] = exponentiate_row<V>(scores + r * kSubBlock, maxima[r]);
+    if (p.scales != nullptr)
+      for (int r = 0; r < R; ++r) scale_keys<V>(scores + r * kSubBlock, at.now.value_scales);
     // A row that sees no key of the sub-block has the maximum it had and adds zeros.
     for (int r = 0; r < R; ++r)
       update_row<V>(state, row + r, padded_value_size(p), maxima[r], sums[r]);
@@ -321,9 +341,9 @@ struct WeighStep {
   PartialResult& state;
   int column;
 
-  template <int R>
-  void run(const TileWork& work, int row, const SubBlocks& at) const {
-    const VisibleRows<R> seen = visible_rows<R>(work, row, at.now);
+  template <int R, class At>
+  void run(const TileWork& work, int row, const At& at) const {
+    const VisibleRows<R> seen = visible_rows<R>(work, row, at.now.start);
     const AttentionProblem& p = *work.problem;
     const int padded_size = padded_value_size(p);
     const float* weights = work.scores + row * kSubBlock;
@@ -343,25 +363,24 @@ struct WeighStep {
   }
 };
 
-template <int R, class Step>
-inline void run_rows(const Step& step, int rows, const TileWork& work, int row,
-                     const SubBlocks& at) {
+template <int R, class Step, class At>
+inline void run_rows(const Step& step, int rows, const TileWork& work, int row, const At& at) {
   if (rows == R)
     step.template run<R>(work, row, at);
   else if constexpr (R > 1)
     run_rows<R - 1>(step, rows, work, row, at);
 }
 
-template <class V, class Step>
-inline void run_tile(const Step& step, const TileWork& work, const SubBlocks& at) {
+template <class V, class Step, class At>
+inline void run_tile(const Step& step, const TileWork& work, const At& at) {
   const int num_rows = work.tile.num_rows;
   for (int row = 0; row < num_rows; row += V::kRows)
     run_rows<V::kRows>(step, smaller(V::kRows, num_rows - row), work, row, at);
 }
 
 // All rows pass over a part of the keys or values that stays in the first-level cache meanwhile.
-template <class V>
-void attend_sub_block(const TileWork& work, const SubBlocks& at, PartialResult& state) {
+template <class V, class At>
+void attend_sub_block(const TileWork& work, const At& at, PartialResult& state) {
   const AttentionProblem& p = *work.problem;
   const int groups = p.key_size <= 64 ? 4 : p.key_size <= 128 ? 2 : 1;
   for (int group = 0; group < kGroupsPerSubBlock; group += groups)

@@ -2,11 +2,22 @@
 // paged_attention_kernel.inl.h.
 #pragma once
 
+#include "paged_attention_heads.inl.h"
 #include "paged_attention_kernel.h"
 #include "paged_attention_math.inl.h"
 
 namespace octavo {
 namespace {
+
+enum Plane : int64_t { kKeys, kValues };
+
+// Where the keys or values of a head, or their scales, start.
+inline int64_t scales_start(const AttentionProblem& p, int64_t block, Plane plane, int kv_head) {
+  return ((2 * block + plane) * p.num_kv_heads + kv_head) * p.block_size;
+}
+inline int64_t head_start(const AttentionProblem& p, int64_t block, Plane plane, int kv_head) {
+  return scales_start(p, block, plane, kv_head) * p.cache_size;
+}
 
 // A tile's constants and working memory.
 struct TileWork {
@@ -17,6 +28,8 @@ struct TileWork {
   float* scores;               // [num_rows, kSubBlock]
   int64_t* first_key;          // [num_rows], keys that each row sees: [first_key, last_key)
   int64_t* last_key;           // [num_rows]; both rise from row to row
+  float* keys;                 // [kSubBlock / 16, key_size, 16] of an s8 cache, or null
+  float* values;               // [kSubBlock, padded_value_size] likewise
   PartialResult total;
   PartialResult segment;
 };
@@ -44,12 +57,22 @@ inline PartialResult take_partial(const AttentionProblem& p, int32_t num_rows, C
   return partial;
 }
 
+// Whether a tile keeps a sub-block's integers as floats because many rows read them.
+template <class V>
+bool widens_integers(const AttentionProblem& p, int32_t num_rows) {
+  return p.scales != nullptr && num_rows > 0;
+}
+
 template <class V>
 void carve(const AttentionProblem& p, int32_t num_rows, Carver& carver, TileWork& work) {
   work.query = carver.take(int64_t{num_rows} * p.key_size);
   work.scores = carver.take(int64_t{num_rows} * kSubBlock);
   work.first_key = carver.take_positions(num_rows);
   work.last_key = carver.take_positions(num_rows);
+  if (widens_integers<V>(p, num_rows)) {
+    work.keys = carver.take(int64_t{kSubBlock} * p.key_size);
+    work.values = carver.take(int64_t{kSubBlock} * padded_value_size(p));
+  }
   work.total = take_partial(p, num_rows, carver);
   work.segment = take_partial(p, num_rows, carver);
 }
@@ -76,13 +99,15 @@ void pack_queries(const TileWork& work) {
   const AttentionProblem& p = *work.problem;
   const float factor = query_factor(p);
   const int num_rows = work.tile.num_rows;
+  HeadBuffer buffer;
   for (int first = 0; first < num_rows; first += V::kRows) {
     const int rows = smaller(V::kRows, num_rows - first);
     float* packed = work.query + int64_t{first} * p.key_size;
     for (int r = 0; r < rows; ++r) {
       const HeadRow at = head_row(p, work.tile, first + r);
-      const float* source = p.query + (at.token * p.num_heads + at.head) * p.key_size;
-      for (int d = 0; d < p.key_size; ++d) packed[d * rows + r] = source[d] * factor;
+      const float* source = p.query + at.token * p.query_stride + int64_t{at.head} * p.key_size;
+      const float* query = prepare_head<V>(p, source, p.query_norm, at.token, buffer);
+      for (int d = 0; d < p.key_size; ++d) packed[d * rows + r] = query[d] * factor;
     }
   }
 }
@@ -104,32 +129,42 @@ TileWork start_tile(const AttentionProblem& p, const RowTile& tile, float* scrat
   return work;
 }
 
-// Where the keys and values of a sub-block lie in the cache.
+// Where the keys and values of a sub-block lie.
+template <class Element>
 struct SubBlock {
   int64_t start;
-  const float* keys[kGroupsPerSubBlock];    // [cache_size, 16], rows block_size apart
-  const float* values[kGroupsPerSubBlock];  // [16, cache_size]
+  const Element* keys[kGroupsPerSubBlock];    // [key_size, 16]
+  const Element* values[kGroupsPerSubBlock];  // [16, value_size]
+  const float* key_scales[kGroupsPerSubBlock];    // [16]; null: the elements are the numbers
+  const float* value_scales[kGroupsPerSubBlock];  // [16] likewise
 };
 
 // A sub-block and the one after it. A tile of few rows waits for memory, and blocks that lie
 // apart defeat the hardware's prefetching: each load is then paired with a prefetch of the same
 // place one sub-block further on.
+template <class Element, bool Prefetch>
 struct SubBlocks {
-  SubBlock now;
-  SubBlock next;
-  bool prefetch;
+  SubBlock<Element> now;
+  SubBlock<Element> next;
+  int64_t key_stride;    // elements from one row of 16 keys to the next
+  int64_t value_stride;  // elements from one value to the next
 };
 
 // Into the second-level cache; the address need not be valid.
-inline void prefetch_float(const float* p) { __builtin_prefetch(p, 0, 2); }
+template <class Element>
+inline void prefetch(const Element* p) {
+  __builtin_prefetch(p, 0, 2);
+}
 
 // Groups of which no row sees a key are given the place of one of which some row does: their block
 // may not exist, and what is read in their stead is masked.
-inline SubBlock locate(const TileWork& work, int64_t start) {
+template <class Element>
+SubBlock<Element> locate(const TileWork& work, int64_t start) {
   const AttentionProblem& p = *work.problem;
-  const int64_t row_size = p.cache_size, head_size = p.block_size * row_size;
+  const int kv_head = work.tile.kv_head;
   const int64_t first = work.first_key[0], last = work.last_key[work.tile.num_rows - 1] - 1;
-  SubBlock at;
+  const Element* const cache = static_cast<const Element*>(p.cache);
+  SubBlock<Element> at{};
   at.start = start;
   for (int g = 0; g < kGroupsPerSubBlock; ++g) {
     int64_t position = start + g * kKeyGroup;
@@ -137,9 +172,11 @@ inline SubBlock locate(const TileWork& work, int64_t start) {
     position = larger(position, first / kKeyGroup * kKeyGroup);
     const int64_t block = work.block_table[position / p.block_size];
     const int64_t offset = position % p.block_size;
-    const float* heads = p.cache + 2 * block * p.num_kv_heads * head_size;
-    at.keys[g] = heads + work.tile.kv_head * head_size + offset;
-    at.values[g] = heads + (p.num_kv_heads + work.tile.kv_head) * head_size + offset * row_size;
+    at.keys[g] = cache + head_start(p, block, kKeys, kv_head) + offset;
+    at.values[g] = cache + head_start(p, block, kValues, kv_head) + offset * p.cache_size;
+    if (p.scales == nullptr) continue;
+    at.key_scales[g] = p.scales + scales_start(p, block, kKeys, kv_head) + offset;
+    at.value_scales[g] = p.scales + scales_start(p, block, kValues, kv_head) + offset;
   }
   return at;
 }

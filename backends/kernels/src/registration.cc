@@ -1,10 +1,12 @@
 // What ONNX Runtime and Python see of the library. To add an op, list its kernel class in `kOps`.
 #include "cpu_features.h"
 #include "custom_op.h"
+#include "fused_paged_attention.h"
 #include "linear.h"
 #include "ort_abi.h"
 #include "paged_attention.h"
 #include "quantized_linear.h"
+#include "rowwise.h"
 
 #include <mutex>
 #include <string>
@@ -16,10 +18,19 @@ namespace {
 
 constexpr int kLibraryVersion = 1;
 
+const CustomOpFor<FusedPagedAttention> kFusedPagedAttention;
+const CustomOpFor<FusedPagedAttentionInt8> kFusedPagedAttentionInt8;
 const CustomOpFor<Linear> kLinear;
 const CustomOpFor<PagedAttention> kPagedAttention;
 const CustomOpFor<QuantizedLinear> kQuantizedLinear;
-const ort::CustomOp* const kOps[] = {&kLinear, &kPagedAttention, &kQuantizedLinear};
+const CustomOpFor<Quantize> kQuantize;
+const CustomOpFor<Norm> kNorm;
+const CustomOpFor<NormQuantize> kNormQuantize;
+const CustomOpFor<Activate> kActivate;
+const CustomOpFor<ActivateQuantize> kActivateQuantize;
+const ort::CustomOp* const kOps[] = {
+    &kFusedPagedAttention, &kFusedPagedAttentionInt8, &kLinear,   &kPagedAttention,  &kQuantizedLinear,
+    &kQuantize,            &kNorm,                    &kNormQuantize, &kActivate,    &kActivateQuantize};
 
 // One domain for the life of the process: a session keeps only a pointer to it.
 ort::CustomOpDomain* domain() {
@@ -39,7 +50,7 @@ ort::Status* too_old(const ort::ApiBase* base) {
   // Slot 0 exists in every version of the table.
   const ort::Api* oldest = base->get_api(1);
   if (oldest == nullptr) return nullptr;
-  const std::string sentence = std::string("the Octavo kernels need ONNX Runtime 1.21 or later "
+  const std::string sentence = std::string("the Octavo kernels need ONNX Runtime 1.24 or later "
                                            "and this is ") +
                                base->get_version_string() + "; upgrade the onnxruntime package";
   return ort::create_status(oldest, ort::ErrorCode::kFail, sentence.c_str());

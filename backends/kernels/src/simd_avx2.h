@@ -2,6 +2,7 @@
 #pragma once
 
 #include <immintrin.h>
+#include <stdint.h>
 
 namespace octavo {
 namespace {
@@ -17,6 +18,14 @@ struct Avx2 {
   static Vec set1(float x) { return _mm256_set1_ps(x); }
   static Vec load(const float* p) { return _mm256_loadu_ps(p); }
   static Vec load_first(const float* p, int n) { return _mm256_maskload_ps(p, first_lanes(n)); }
+  static Vec load_int8(const int8_t* p) {
+    return from_int8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
+  static Vec load_first_int8(const int8_t* p, int n) {
+    int8_t first[kLanes] = {};
+    for (int i = 0; i < kLanes && i < n; ++i) first[i] = p[i];
+    return load_int8(first);
+  }
   static void store(float* p, Vec x) { _mm256_storeu_ps(p, x); }
   static void store_first(float* p, Vec x, int n) { _mm256_maskstore_ps(p, first_lanes(n), x); }
 
@@ -35,6 +44,8 @@ struct Avx2 {
   }
   static Vec iota() { return _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7); }
 
+  static Vec swap_neighbours(Vec x) { return _mm256_permute_ps(x, 0xb1); }
+
   static Mask less(Vec a, Vec b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
   static Vec select(Mask m, Vec yes, Vec no) { return _mm256_blendv_ps(no, yes, m); }
 
@@ -51,6 +62,7 @@ struct Avx2 {
   static float first(Vec x) { return _mm256_cvtss_f32(x); }
 
  private:
+  static Vec from_int8(__m128i x) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)); }
   static __m256i first_lanes(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <immintrin.h>
+#include <stdint.h>
 
 #include "simd_tiles.h"
 
@@ -20,6 +21,12 @@ struct Avx512 {
   static Vec set1(float x) { return _mm512_set1_ps(x); }
   static Vec load(const float* p) { return _mm512_loadu_ps(p); }
   static Vec load_first(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
+  static Vec load_int8(const int8_t* p) {
+    return from_int8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static Vec load_first_int8(const int8_t* p, int n) {
+    return from_int8(_mm_maskz_loadu_epi8(first_lanes(n), p));
+  }
   static void store(float* p, Vec x) { _mm512_storeu_ps(p, x); }
   static void store_first(float* p, Vec x, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), x); }
 
@@ -40,6 +47,8 @@ struct Avx512 {
     return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   }
 
+  static Vec swap_neighbours(Vec x) { return _mm512_permute_ps(x, 0xb1); }
+
   static Mask less(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
   static Vec select(Mask m, Vec yes, Vec no) { return _mm512_mask_blend_ps(m, no, yes); }
 
@@ -59,6 +68,7 @@ struct Avx512 {
   static float first(Vec x) { return _mm512_cvtss_f32(x); }
 
  private:
+  static Vec from_int8(__m128i x) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)); }
   static __mmask16 first_lanes(int n) {
     return static_cast<__mmask16>(n >= kLanes ? 0xffff : (1u << n) - 1);
   }

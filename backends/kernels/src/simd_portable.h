@@ -5,6 +5,8 @@
 // wherever `fma` rounds once. Where the CPU has no fused multiply-add it rounds twice.
 #pragma once
 
+#include <stdint.h>
+
 namespace octavo {
 namespace {
 
@@ -43,6 +45,12 @@ struct Portable {
     for (int i = 0; i < Lanes && i < n; ++i) x[i] = p[i];
     return x;
   }
+  static Vec load_int8(const int8_t* p) { return load_first_int8(p, Lanes); }
+  static Vec load_first_int8(const int8_t* p, int n) {
+    Vec x{};
+    for (int i = 0; i < Lanes && i < n; ++i) x[i] = static_cast<float>(p[i]);
+    return x;
+  }
   static void store(float* p, Vec x) { __builtin_memcpy(p, &x, sizeof(x)); }
   static void store_first(float* p, Vec x, int n) {
     for (int i = 0; i < Lanes && i < n; ++i) p[i] = x[i];
@@ -73,6 +81,13 @@ struct Portable {
     Vec x{};
     for (int i = 0; i < Lanes; ++i) x[i] = static_cast<float>(i);
     return x;
+  }
+
+  // Lanes 2 i and 2 i + 1 change places.
+  static Vec swap_neighbours(Vec x) {
+    Vec y{};
+    for (int i = 0; i < Lanes; ++i) y[i] = x[i ^ 1];
+    return y;
   }
 
   static Mask less(Vec a, Vec b) { return a < b; }

@@ -1,9 +1,8 @@
-#include "paged_attention_inputs.h"
+#include "paged_attention_checks.h"
 
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
-#include <cstdint>
 #include <limits>
 
 #include "errors.h"
@@ -11,44 +10,7 @@
 namespace octavo {
 namespace {
 
-enum Input : size_t {
-  kQuery,
-  kKey,
-  kValue,
-  kCache,
-  kSlotMapping,
-  kBlockTables,
-  kQueryStartLoc,
-  kPrefixOffsets,
-  kSinks,
-  kAlibiSlopes
-};
-
-constexpr const char* kInputNames[] = {
-    "query",        "key",             "value",          "kv_cache", "slot_mapping",
-    "block_tables", "query_start_loc", "prefix_offsets", "sinks",    "alibi_slopes"};
-
-constexpr int64_t kMaxHeadSize = 512;
 constexpr int64_t kMaxDimension = std::numeric_limits<int32_t>::max();
-
-Tensor read(const Context& context, Input index, size_t rank) {
-  const Tensor tensor = context.input(index);
-  if (tensor.rank != rank)
-    refuse("%s has %zu dimensions and needs %zu; reshape it before the op", kInputNames[index],
-           tensor.rank, rank);
-  for (size_t i = 0; i < rank; ++i)
-    if (tensor.dims[i] > kMaxDimension)
-      refuse("dimension %zu of %s is %" PRId64 ", above %" PRId64
-             "; make the step or the cache smaller",
-             i, kInputNames[index], tensor.dims[i], kMaxDimension);
-  return tensor;
-}
-
-void expect(const Tensor& tensor, Input index, size_t dimension, int64_t size, const char* why) {
-  if (tensor.dims[dimension] == size) return;
-  refuse("dimension %zu of %s is %" PRId64 " and has to be %" PRId64 ", %s", dimension,
-         kInputNames[index], tensor.dims[dimension], size, why);
-}
 
 void check_heads(const AttentionProblem& p) {
   if (p.num_heads < 1 || p.num_kv_heads < 1 || p.num_heads % p.num_kv_heads != 0)
@@ -56,20 +18,25 @@ void check_heads(const AttentionProblem& p) {
            p.num_heads, p.num_kv_heads);
   if (std::min(p.key_size, p.value_size) < 1 ||
       std::max(p.key_size, p.value_size) > kMaxHeadSize)
-    refuse("the head sizes are %d for keys and %d for values and this kernel takes 1 to %" PRId64
-           "; use the op's function body for other sizes",
+    refuse("the head sizes are %d for keys and %d for values and this kernel takes 1 to %d; use "
+           "the op's function body for other sizes",
            p.key_size, p.value_size, kMaxHeadSize);
 }
 
-void check_cache(const AttentionProblem& p, const Tensor& cache) {
-  expect(cache, kCache, 1, 2, "one plane of keys and one of values");
-  expect(cache, kCache, 2, p.num_kv_heads, "the number of KV heads");
+void check_cache(const AttentionProblem& p, const NamedTensor& cache) {
+  expect(cache, 1, 2, "one plane of keys and one of values");
+  expect(cache, 2, p.num_kv_heads, "the number of KV heads");
   if (p.block_size < kKeyGroup || p.block_size % kKeyGroup != 0)
     refuse("block_size is %d and this kernel needs a multiple of %d; allocate the cache with "
            "another block size",
            p.block_size, kKeyGroup);
-  expect(cache, kCache, 4, std::max(p.key_size, p.value_size),
+  expect(cache, 4, std::max(p.key_size, p.value_size),
          "the larger of the key and the value head size");
+}
+
+void check_scales(const NamedTensor& scales, const NamedTensor& cache) {
+  for (size_t i = 0; i < scales.rank; ++i)
+    expect(scales, i, cache.dims[i], "as of kv_cache: one scale a token, head and plane");
 }
 
 void check_slots(const AttentionProblem& p) {
@@ -127,16 +94,24 @@ void check_sequences(const AttentionProblem& p) {
 }
 
 // [H] or, where the model has none, [0].
-const float* read_per_head(const Context& context, Input index, int32_t num_heads) {
-  const Tensor tensor = read(context, index, 1);
+const float* read_per_head(const Context& context, size_t index, const char* name,
+                           int32_t num_heads) {
+  const NamedTensor tensor = read_input(context, index, name, 1);
   if (tensor.dims[0] == 0) return nullptr;
-  expect(tensor, index, 0, num_heads, "one a query head, or 0 for none");
+  expect(tensor, 0, num_heads, "one a query head, or 0 for none");
   return tensor.as<const float>();
+}
+
+void read_attributes_of(const PagedAttentionAttributes& attributes, AttentionProblem& p) {
+  p.sliding_window = attributes.sliding_window;
+  p.scale = attributes.scale;
+  p.softcap = attributes.softcap;
+  p.causal = attributes.causal;
 }
 
 }  // namespace
 
-PagedAttentionAttributes read_attributes(const Attributes& attributes) {
+PagedAttentionAttributes read_attention_attributes(const Attributes& attributes) {
   const float scale = attributes.get_or("scale", std::nanf(""));
   if (!std::isfinite(scale)) refuse("the attribute scale is missing or not finite; set it");
   const float softcap = attributes.get_or("softcap", 0.0f);
@@ -156,54 +131,62 @@ PagedAttentionAttributes read_attributes(const Attributes& attributes) {
   return {scale, softcap, static_cast<int32_t>(window), causal == 1};
 }
 
-PagedAttentionInputs read_inputs(const Context& context,
-                                 const PagedAttentionAttributes& attributes) {
-  const Tensor query = read(context, kQuery, 3), key = read(context, kKey, 3);
-  const Tensor value = read(context, kValue, 3), cache = read(context, kCache, 5);
-  const Tensor slots = read(context, kSlotMapping, 1), tables = read(context, kBlockTables, 2);
-  const Tensor starts = read(context, kQueryStartLoc, 1);
-  const Tensor prefixes = read(context, kPrefixOffsets, 1);
+NamedTensor read_input(const Context& context, size_t index, const char* name, size_t rank) {
+  const NamedTensor tensor{context.input(index), name};
+  if (tensor.rank != rank)
+    refuse("%s has %zu dimensions and needs %zu; reshape it before the op", name, tensor.rank,
+           rank);
+  for (size_t i = 0; i < rank; ++i)
+    if (tensor.dims[i] > kMaxDimension)
+      refuse("dimension %zu of %s is %" PRId64 ", above %" PRId64
+             "; make the step or the cache smaller",
+             i, name, tensor.dims[i], kMaxDimension);
+  return tensor;
+}
 
-  AttentionProblem p{};
-  p.query = query.as<const float>();
-  p.key = key.as<const float>();
-  p.value = value.as<const float>();
-  p.cache = cache.as<float>();
+void expect(const NamedTensor& tensor, size_t dimension, int64_t size, const char* why) {
+  if (tensor.dims[dimension] == size) return;
+  refuse("dimension %zu of %s is %" PRId64 " and has to be %" PRId64 ", %s", dimension,
+         tensor.name, tensor.dims[dimension], size, why);
+}
+
+CacheInputs read_step(const Context& context, const PagedAttentionAttributes& attributes,
+                      size_t cache_index, bool scaled, AttentionProblem& p) {
+  size_t next = cache_index;
+  const auto read = [&](const char* name, size_t rank) {
+    return read_input(context, next++, name, rank);
+  };
+  CacheInputs inputs{};
+  inputs.cache = read("kv_cache", 5);
+  if (scaled) inputs.scales = read("kv_scales", 4);
+  const NamedTensor slots = read("slot_mapping", 1), tables = read("block_tables", 2);
+  const NamedTensor starts = read("query_start_loc", 1), prefixes = read("prefix_offsets", 1);
+
+  p.cache = inputs.cache.data;
+  p.scales = inputs.scales.as<float>();
   p.slot_mapping = slots.as<const int32_t>();
   p.block_tables = tables.as<const int32_t>();
   p.query_start_loc = starts.as<const int32_t>();
   p.prefix_offsets = prefixes.as<const int32_t>();
-  p.num_tokens = query.dims[0];
-  p.num_blocks = cache.dims[0];
+  p.num_blocks = inputs.cache.dims[0];
   p.table_width = tables.dims[1];
   p.num_sequences = static_cast<int32_t>(tables.dims[0]);
-  p.num_heads = static_cast<int32_t>(query.dims[1]);
-  p.num_kv_heads = static_cast<int32_t>(key.dims[1]);
-  p.key_size = static_cast<int32_t>(query.dims[2]);
-  p.value_size = static_cast<int32_t>(value.dims[2]);
-  p.cache_size = static_cast<int32_t>(cache.dims[4]);
-  p.block_size = static_cast<int32_t>(cache.dims[3]);
-  p.sliding_window = attributes.sliding_window;
-  p.scale = attributes.scale;
-  p.softcap = attributes.softcap;
-  p.causal = attributes.causal;
+  p.cache_size = static_cast<int32_t>(inputs.cache.dims[4]);
+  p.block_size = static_cast<int32_t>(inputs.cache.dims[3]);
+  read_attributes_of(attributes, p);
 
-  expect(key, kKey, 0, p.num_tokens, "the number of query tokens");
-  expect(key, kKey, 2, p.key_size, "the query's head size");
-  expect(value, kValue, 0, p.num_tokens, "the number of query tokens");
-  expect(value, kValue, 1, p.num_kv_heads, "the number of KV heads of key");
   check_heads(p);
-  check_cache(p, cache);
-  expect(slots, kSlotMapping, 0, p.num_tokens, "one slot a token");
-  expect(starts, kQueryStartLoc, 0, int64_t{p.num_sequences} + 1,
-         "one more than block_tables has rows");
-  expect(prefixes, kPrefixOffsets, 0, p.num_sequences, "one a row of block_tables");
-  p.sinks = read_per_head(context, kSinks, p.num_heads);
-  p.alibi_slopes = read_per_head(context, kAlibiSlopes, p.num_heads);
+  check_cache(p, inputs.cache);
+  if (scaled) check_scales(inputs.scales, inputs.cache);
+  expect(slots, 0, p.num_tokens, "one slot a token");
+  expect(starts, 0, int64_t{p.num_sequences} + 1, "one more than block_tables has rows");
+  expect(prefixes, 0, p.num_sequences, "one a row of block_tables");
+  p.sinks = read_per_head(context, next++, "sinks", p.num_heads);
+  p.alibi_slopes = read_per_head(context, next++, "alibi_slopes", p.num_heads);
   check_slots(p);
   check_query_start_loc(p);
   check_sequences(p);
-  return {p, cache};
+  return inputs;
 }
 
 }  // namespace octavo

@@ -1,0 +1,66 @@
+// octavo::FusedPagedAttention and octavo::FusedPagedAttentionInt8 for ONNX Runtime on CPU: QK norm
+// and rotary embedding of a packed projection, then paged attention, with a cache of float32 or of
+// integers and scales. Inputs, outputs, attributes: see README.md.
+#pragma once
+
+#include <cstdint>
+
+#include "custom_op.h"
+#include "paged_attention_checks.h"
+#include "paged_attention_kernel.h"
+
+namespace octavo {
+
+struct FusedPagedAttentionAttributes {
+  PagedAttentionAttributes attention;
+  int32_t num_heads;
+  int32_t num_kv_heads;
+  int32_t head_size;
+  bool interleaved;
+  float norm_epsilon;
+};
+
+class FusedPagedAttention {
+ public:
+  static constexpr const char* kName = "FusedPagedAttention";
+  static constexpr ort::ElementType kInputTypes[] = {
+      ort::ElementType::kFloat, ort::ElementType::kFloat, ort::ElementType::kFloat,
+      ort::ElementType::kFloat, ort::ElementType::kFloat, ort::ElementType::kFloat,
+      ort::ElementType::kInt32, ort::ElementType::kInt32, ort::ElementType::kInt32,
+      ort::ElementType::kInt32, ort::ElementType::kFloat, ort::ElementType::kFloat};
+  static constexpr ort::ElementType kOutputTypes[] = {ort::ElementType::kFloat,
+                                                      ort::ElementType::kFloat};
+  static constexpr int kInPlaceInputs[] = {5};
+  static constexpr int kInPlaceOutputs[] = {1};
+
+  explicit FusedPagedAttention(const Attributes& attributes);
+  void compute(const Context& context) const;
+
+ private:
+  FusedPagedAttentionAttributes attributes_;
+  const AttentionKernel& kernel_;
+};
+
+class FusedPagedAttentionInt8 {
+ public:
+  static constexpr const char* kName = "FusedPagedAttentionInt8";
+  static constexpr ort::ElementType kInputTypes[] = {
+      ort::ElementType::kFloat, ort::ElementType::kFloat, ort::ElementType::kFloat,
+      ort::ElementType::kFloat, ort::ElementType::kFloat, ort::ElementType::kInt8,
+      ort::ElementType::kFloat, ort::ElementType::kInt32, ort::ElementType::kInt32,
+      ort::ElementType::kInt32, ort::ElementType::kInt32, ort::ElementType::kFloat,
+      ort::ElementType::kFloat};
+  static constexpr ort::ElementType kOutputTypes[] = {
+      ort::ElementType::kFloat, ort::ElementType::kInt8, ort::ElementType::kFloat};
+  static constexpr int kInPlaceInputs[] = {5, 6};
+  static constexpr int kInPlaceOutputs[] = {1, 2};
+
+  explicit FusedPagedAttentionInt8(const Attributes& attributes);
+  void compute(const Context& context) const;
+
+ private:
+  FusedPagedAttentionAttributes attributes_;
+  const AttentionKernel& kernel_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,65 @@
+// Floats to signed 8-bit integers, in the compiler's own vector types. This file says what each
+// function means; int8_avx2.h and int8_avx512.h do the same with their instructions.
+#pragma once
+
+#include <stdint.h>
+
+#include "simd_portable.h"
+
+namespace octavo {
+namespace {
+
+template <class V>
+struct Int8 {
+  static constexpr int kRegisters = 64 / V::kLanes;
+  using Vec = typename V::Vec;
+  using Ints = typename V::Mask;
+
+  // The largest of 64 magnitudes. Their representations are compared, and NaN's is above all, so
+  // a NaN is not lost.
+  static float largest_magnitude(const Vec (&x)[kRegisters]) {
+    Ints largest{};
+    for (int i = 0; i < kRegisters; ++i) {
+      const Ints magnitude = as<Ints>(x[i]) & 0x7fffffff;
+      largest = magnitude > largest ? magnitude : largest;
+    }
+    int bits = 0;
+    for (int i = 0; i < V::kLanes; ++i) bits = largest[i] > bits ? largest[i] : bits;
+    return as<float>(bits);
+  }
+
+  // Writes 64 integers: round(x * factor), halves to even, and the sums of the first and the last
+  // 32. Where `kCareful`, they are kept within -127..127 and a NaN becomes 0; else x * factor has
+  // to be within.
+  template <bool kCareful>
+  static void store(const Vec (&x)[kRegisters], float factor, int8_t* to, int32_t* sums) {
+    // Added to a small number, 1.5 * 2^23 leaves its integer in the low bits, rounded to even.
+    const Vec shift = V::set1(12582912.0f);
+    [[maybe_unused]] const Vec most = V::set1(127.0f), least = V::set1(-127.0f);
+    sums[0] = sums[1] = 0;
+    for (int i = 0; i < kRegisters; ++i) {
+      Vec y = x[i] * factor;
+      if constexpr (kCareful) {
+        y = y < least ? least : y > most ? most : y;
+        y = y == y ? y : Vec{};
+      }
+      const Ints integers = as<Ints>(y + shift) - as<Ints>(shift);
+      for (int lane = 0; lane < V::kLanes; ++lane) {
+        to[i * V::kLanes + lane] = static_cast<int8_t>(integers[lane]);
+        sums[i * V::kLanes / 32] += integers[lane];
+      }
+    }
+  }
+
+ private:
+  template <class To, class From>
+  static To as(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    __builtin_memcpy(&to, &from, sizeof(to));
+    return to;
+  }
+};
+
+}  // namespace
+}  // namespace octavo

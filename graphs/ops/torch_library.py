@@ -1,0 +1,26 @@
+"""The one torch library that Octavo's operators are registered in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from octavo.graphs.ops.schema import DOMAIN, OperatorSchema
+
+_torch_library: Any = torch.library  # it has no annotations
+_LIBRARY = _torch_library.Library(DOMAIN, "FRAGMENT")
+
+
+def register(
+    schema: OperatorSchema, implementation: Callable[..., Any], fake: Callable[..., Any]
+) -> Any:
+    """Defines `octavo::{schema.name}`: what eager mode runs, and its results' shapes for tracing.
+
+    Returns the operator, as `torch.ops.octavo.{schema.name}.default`.
+    """
+    _LIBRARY.define(schema.torch_schema)
+    _LIBRARY.impl(schema.name, implementation, "CompositeExplicitAutograd")
+    _torch_library.register_fake(f"{DOMAIN}::{schema.name}", fake, lib=_LIBRARY)
+    return getattr(getattr(torch.ops, DOMAIN), schema.name).default
