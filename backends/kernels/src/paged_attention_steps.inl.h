@@ -9,7 +9,8 @@
 namespace octavo {
 namespace {
 
-constexpr int kCacheLine = 16;       // floats
+template <class Element>
+constexpr int kCacheLine = 64 / static_cast<int>(sizeof(Element));
 constexpr int kColumnsPerPass = 64;  // of a sub-block's values: 16 KiB
 
 template <class V>
@@ -38,6 +39,10 @@ void score_keys(const AttentionProblem& p, const float* query,
   constexpr int kGroups = groups_at_once<V, R>();
   constexpr int kPerGroup = kKeyGroup / V::kLanes;
   constexpr int kRegisters = kGroups * kPerGroup;
+  // Rows of narrow elements share a line, which is then prefetched once.
+  const int rows_per_line =
+      at.key_stride < kCacheLine<Element> ? kCacheLine<Element> / static_cast<int>(at.key_stride)
+                                          : 1;
   for (int group = first; group < last; group += kGroups) {
     const Element* keys[kGroups];
     const Element* next[kGroups];
@@ -56,13 +61,10 @@ void score_keys(const AttentionProblem& p, const float* query,
       OCTAVO_UNROLL
       for (int j = 0; j < kRegisters; ++j)
         k[j] = load_elements<V>(keys[j / kPerGroup] + j % kPerGroup * V::kLanes);
-      for (int g = 0; g < kGroups; ++g) {
-        keys[g] += at.key_stride;
-        if constexpr (Prefetch) {
-          prefetch(next[g]);
-          next[g] += at.key_stride;
-        }
-      }
+      for (int g = 0; g < kGroups; ++g) keys[g] += at.key_stride;
+      if constexpr (Prefetch)
+        if (d % rows_per_line == 0)
+          for (int g = 0; g < kGroups; ++g) prefetch(next[g] + d * at.key_stride);
       OCTAVO_UNROLL
       for (int r = 0; r < R; ++r) {
         const Vec element = V::set1(q[r]);
@@ -215,7 +217,8 @@ void weigh_columns(const AttentionProblem& p, const Weights& w,
     for (; key < stop; ++key, value += row_size, next += row_size) {
       if constexpr (Prefetch)
         OCTAVO_UNROLL
-        for (int j = 0; j < C; j += kCacheLine / V::kLanes) prefetch(next + j * V::kLanes);
+        for (int j = 0; j < C; j += kCacheLine<Element> / V::kLanes)
+          prefetch(next + j * V::kLanes);
       Vec v[C];
       OCTAVO_UNROLL
       for (int j = 0; j < C; ++j)

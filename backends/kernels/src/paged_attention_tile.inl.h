@@ -60,7 +60,7 @@ inline PartialResult take_partial(const AttentionProblem& p, int32_t num_rows, C
 // Whether a tile keeps a sub-block's integers as floats because many rows read them.
 template <class V>
 bool widens_integers(const AttentionProblem& p, int32_t num_rows) {
-  return p.scales != nullptr && num_rows > 0;
+  return p.scales != nullptr && num_rows > V::kRows;
 }
 
 template <class V>
