@@ -151,7 +151,7 @@ class _Step:
         schema = SCHEMAS[op]
         generator = np.random.default_rng(0)
         self._session = _session(_model(shape, schema), threads)
-        self._caches = [_cache(shape, op, generator) for _ in range(shape.layers)]
+        self._caches = _caches(shape, op, generator)
         arrays = {**_tokens(shape, op, generator), **_places(shape, generator)}
         for layer, cache in enumerate(self._caches):
             arrays |= {_of_layer(name, layer): array for name, array in cache.items()}
@@ -217,14 +217,17 @@ def _places(shape: Shape, generator: np.random.Generator) -> Arrays:
     }
 
 
-def _cache(shape: Shape, op: str, generator: np.random.Generator) -> Arrays:
+def _caches(shape: Shape, op: str, generator: np.random.Generator) -> list[Arrays]:
+    """One a layer, cut from large arrays, which the system gives large pages."""
     blocks = shape.sequences * -(-shape.length // BLOCK_SIZE)
-    dims = (blocks, 2, shape.kv_heads, BLOCK_SIZE, shape.head_size)
+    dims = (shape.layers, blocks, 2, shape.kv_heads, BLOCK_SIZE, shape.head_size)
+    arrays = {"kv_cache": _aligned(generator.standard_normal(dims, dtype=np.float32))}
     if op == "int8":
-        integers = generator.integers(-127, 128, dims, dtype=np.int8)
-        scales = np.full(dims[:-1], 0.01, np.float32)
-        return {"kv_cache": _aligned(integers), "kv_scales": _aligned(scales)}
-    return {"kv_cache": _aligned(generator.standard_normal(dims, dtype=np.float32))}
+        arrays = {
+            "kv_cache": _aligned(generator.integers(-127, 128, dims, dtype=np.int8)),
+            "kv_scales": _aligned(np.full(dims[:-1], 0.01, np.float32)),
+        }
+    return [{name: array[i] for name, array in arrays.items()} for i in range(shape.layers)]
 
 
 def _aligned(array: NDArray[Any]) -> NDArray[Any]:

@@ -58,12 +58,13 @@ void attend_segment(const TileWork& work, int64_t segment, PartialResult state) 
   }
   const int64_t first = larger(segment * kSegment, work.first_key[0] / kSubBlock * kSubBlock);
   const int64_t last = smaller((segment + 1) * kSegment, work.last_key[num_rows - 1]);
-  if (work.keys != nullptr)
-    attend_widened<V>(work, first, last, state);
-  else if (num_rows <= V::kRows)
-    attend_in_cache<V, float, true>(work, first, last, state);
+  const bool few_rows = waits_for_memory<V>(num_rows);
+  if (work.problem->scales != nullptr)
+    few_rows ? attend_in_cache<V, int8_t, true>(work, first, last, state)
+             : attend_widened<V>(work, first, last, state);
   else
-    attend_in_cache<V, float, false>(work, first, last, state);
+    few_rows ? attend_in_cache<V, float, true>(work, first, last, state)
+             : attend_in_cache<V, float, false>(work, first, last, state);
 }
 
 template <class V>

@@ -14,6 +14,9 @@ constexpr int64_t kTasksPerThread = 4;
 constexpr int64_t kMaxSplitRows = 32;
 constexpr size_t kMaxPartialFloats = size_t{16} << 20;
 
+// Multiply-adds that one thread does in about 3 microseconds.
+constexpr int64_t kWorthSharing = 100'000;
+
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t num_rows(const AttentionProblem& p, int32_t sequence) {
@@ -79,8 +82,8 @@ void add(const AttentionProblem& p, const AttentionTask& whole, int64_t wanted_c
     plan.tasks.push_back(whole);
 }
 
-std::vector<AttentionTask> whole_tiles(const AttentionProblem& p, int64_t tile_rows) {
-  std::vector<AttentionTask> tiles;
+void whole_tiles(const AttentionProblem& p, int64_t tile_rows, std::vector<AttentionTask>& tiles) {
+  tiles.clear();
   for (int32_t b = 0; b < p.num_sequences; ++b) {
     const int64_t rows = num_rows(p, b);
     for (int64_t first = 0; first < rows; first += tile_rows)
@@ -89,27 +92,40 @@ std::vector<AttentionTask> whole_tiles(const AttentionProblem& p, int64_t tile_r
         tiles.push_back(whole_tile(p, {b, head, first, height}));
       }
   }
-  return tiles;
 }
 
 }  // namespace
 
-AttentionPlan plan_attention(const AttentionProblem& p, const AttentionKernel& kernel,
-                             size_t threads) {
-  AttentionPlan plan;
+bool worth_sharing(const AttentionProblem& p) {
+  int64_t multiply_adds = 0;
+  for (int32_t b = 0; b < p.num_sequences && multiply_adds < kWorthSharing; ++b) {
+    const int64_t rows = num_rows(p, b);
+    if (rows == 0) continue;
+    const KeyRange keys = visible_keys(p, b, rows - 1);
+    multiply_adds +=
+        rows * p.num_kv_heads * (keys.last - keys.first) * (p.key_size + p.value_size);
+  }
+  return multiply_adds >= kWorthSharing;
+}
+
+void plan_attention(const AttentionProblem& p, const AttentionKernel& kernel, size_t threads,
+                    AttentionPlan& plan) {
+  plan.tasks.clear();
+  plan.splits.clear();
+  plan.partial_floats = 0;
+  plan.max_rows = 0;
   const int64_t wanted_tasks = kTasksPerThread * static_cast<int64_t>(threads);
-  const auto tiles = whole_tiles(p, choose_tile_rows(p, kernel, wanted_tasks));
+  whole_tiles(p, choose_tile_rows(p, kernel, wanted_tasks), plan.tiles);
   int64_t total_cost = 0;
-  for (const AttentionTask& tile : tiles) {
+  for (const AttentionTask& tile : plan.tiles) {
     total_cost += tile.cost;
     plan.max_rows = std::max(plan.max_rows, tile.tile.num_rows);
   }
   // With one thread there is nobody to share a tile with.
   const int64_t wanted_cost = threads > 1 ? total_cost / wanted_tasks : total_cost;
-  for (const AttentionTask& tile : tiles) add(p, tile, wanted_cost, plan);
-  std::stable_sort(plan.tasks.begin(), plan.tasks.end(),
-                   [](const AttentionTask& a, const AttentionTask& b) { return a.cost > b.cost; });
-  return plan;
+  for (const AttentionTask& tile : plan.tiles) add(p, tile, wanted_cost, plan);
+  std::sort(plan.tasks.begin(), plan.tasks.end(),
+            [](const AttentionTask& a, const AttentionTask& b) { return a.cost > b.cost; });
 }
 
 }  // namespace octavo

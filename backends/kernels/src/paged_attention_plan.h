@@ -29,13 +29,18 @@ struct SplitTile {
 };
 
 struct AttentionPlan {
+  std::vector<AttentionTask> tiles;  // before some are split
   std::vector<AttentionTask> tasks;  // longest first
   std::vector<SplitTile> splits;
   size_t partial_floats = 0;  // what the partial results of all split tiles need
   int32_t max_rows = 0;
 };
 
-AttentionPlan plan_attention(const AttentionProblem& problem, const AttentionKernel& kernel,
-                             size_t threads);
+// Whether other threads would save more than waking them costs.
+bool worth_sharing(const AttentionProblem& problem);
+
+// Fills a plan that may have been used before, so that its memory is used again.
+void plan_attention(const AttentionProblem& problem, const AttentionKernel& kernel, size_t threads,
+                    AttentionPlan& plan);
 
 }  // namespace octavo

@@ -11,22 +11,26 @@
 namespace octavo {
 namespace {
 
+// Calls task(0..count-1), on the calling thread alone where waking others does not pay.
+template <class Task>
+void run_tasks(const Context& context, size_t count, bool share, const Task& task) {
+  if (share)
+    parallel_for(context, count, task);
+  else
+    for (size_t i = 0; i < count; ++i) task(i);
+}
+
 void write_cache(const Context& context, const AttentionProblem& p,
                  const AttentionKernel& kernel) {
-  constexpr int64_t kTokensPerTask = 64;
+  constexpr int64_t kTokensPerTask = 16, kWorthSharing = 64;
   const int64_t chunks = (p.num_tokens + kTokensPerTask - 1) / kTokensPerTask;
-  const auto write = [&](size_t task) {
+  const auto tasks = static_cast<size_t>(chunks * p.num_kv_heads);
+  run_tasks(context, tasks, p.num_tokens * p.num_kv_heads > kWorthSharing, [&](size_t task) {
     const auto kv_head = static_cast<int32_t>(static_cast<int64_t>(task) % p.num_kv_heads);
     const int64_t first = static_cast<int64_t>(task) / p.num_kv_heads * kTokensPerTask;
     const int64_t last = std::min(first + kTokensPerTask, p.num_tokens);
     for (int64_t token = first; token < last; ++token) kernel.write_token(p, token, kv_head);
-  };
-  const auto tasks = static_cast<size_t>(chunks * p.num_kv_heads);
-  // Waking the pool costs more than writing a few tokens.
-  if (chunks <= 1)
-    for (size_t task = 0; task < tasks; ++task) write(task);
-  else
-    parallel_for(context, tasks, write);
+  });
 }
 
 // The last of a split tile's tasks to finish merges what all of them found.
@@ -43,11 +47,14 @@ void attend_part(const AttentionProblem& p, const AttentionKernel& kernel,
 }
 
 void attend(const Context& context, const AttentionProblem& p, const AttentionKernel& kernel) {
-  AttentionPlan plan = plan_attention(p, kernel, hardware_threads());
+  thread_local AttentionPlan kept_plan;
   thread_local Scratch partial_scratch;
+  AttentionPlan& plan = kept_plan;  // the calling thread's, on every thread
+  const bool share = worth_sharing(p);
+  plan_attention(p, kernel, share ? hardware_threads() : 1, plan);
   float* const partials = partial_scratch.floats(plan.partial_floats);
   const auto scratch_floats = static_cast<size_t>(kernel.scratch_size(p, plan.max_rows));
-  parallel_for(context, plan.tasks.size(), [&](size_t i) {
+  run_tasks(context, plan.tasks.size(), share, [&](size_t i) {
     const AttentionTask& task = plan.tasks[i];
     thread_local Scratch task_scratch;
     float* const scratch = task_scratch.floats(scratch_floats);

@@ -28,7 +28,7 @@ struct TileWork {
   float* scores;               // [num_rows, kSubBlock]
   int64_t* first_key;          // [num_rows], keys that each row sees: [first_key, last_key)
   int64_t* last_key;           // [num_rows]; both rise from row to row
-  float* keys;                 // [kSubBlock / 16, key_size, 16] of an s8 cache, or null
+  float* keys;                 // [kSubBlock / 16, key_size, 16]: integers made floats, or null
   float* values;               // [kSubBlock, padded_value_size] likewise
   PartialResult total;
   PartialResult segment;
@@ -57,10 +57,11 @@ inline PartialResult take_partial(const AttentionProblem& p, int32_t num_rows, C
   return partial;
 }
 
-// Whether a tile keeps a sub-block's integers as floats because many rows read them.
+// Whether a tile has so few rows, a few passes of the registers, that it waits for memory: it then
+// prefetches, and reads integers as they are. Higher tiles have work enough to wait for.
 template <class V>
-bool widens_integers(const AttentionProblem& p, int32_t num_rows) {
-  return p.scales != nullptr && num_rows > 0;
+constexpr bool waits_for_memory(int num_rows) {
+  return num_rows <= 3 * V::kRows;
 }
 
 template <class V>
@@ -69,7 +70,7 @@ void carve(const AttentionProblem& p, int32_t num_rows, Carver& carver, TileWork
   work.scores = carver.take(int64_t{num_rows} * kSubBlock);
   work.first_key = carver.take_positions(num_rows);
   work.last_key = carver.take_positions(num_rows);
-  if (widens_integers<V>(p, num_rows)) {
+  if (p.scales != nullptr && !waits_for_memory<V>(num_rows)) {
     work.keys = carver.take(int64_t{kSubBlock} * p.key_size);
     work.values = carver.take(int64_t{kSubBlock} * padded_value_size(p));
   }

@@ -17,8 +17,6 @@ class QuantizedLinear {
       ort::ElementType::kUint8, ort::ElementType::kFloat,   ort::ElementType::kFloat16,
       ort::ElementType::kFloat16, ort::ElementType::kFloat, ort::ElementType::kFloat};
   static constexpr ort::ElementType kOutputTypes[] = {ort::ElementType::kFloat};
-  static constexpr int kInPlaceInput = -1;
-  static constexpr int kInPlaceOutput = -1;
 
   explicit QuantizedLinear(const Attributes& attributes);
   void compute(const Context& context) const;

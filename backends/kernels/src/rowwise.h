@@ -15,8 +15,6 @@ class Quantize {
   static constexpr ort::ElementType kInputTypes[] = {ort::ElementType::kFloat};
   static constexpr ort::ElementType kOutputTypes[] = {
       ort::ElementType::kInt8, ort::ElementType::kFloat, ort::ElementType::kInt32};
-  static constexpr int kInPlaceInput = -1;
-  static constexpr int kInPlaceOutput = -1;
 
   explicit Quantize(const Attributes& attributes);
   void compute(const Context& context) const;
@@ -30,8 +28,6 @@ class NormBase {
   static constexpr ort::ElementType kInputTypes[] = {
       ort::ElementType::kFloat, ort::ElementType::kFloat, ort::ElementType::kFloat,
       ort::ElementType::kFloat};
-  static constexpr int kInPlaceInput = -1;
-  static constexpr int kInPlaceOutput = -1;
 
   explicit NormBase(const Attributes& attributes);
 
@@ -66,8 +62,6 @@ class NormQuantize : public NormBase {
 class ActivateBase {
  public:
   static constexpr ort::ElementType kInputTypes[] = {ort::ElementType::kFloat};
-  static constexpr int kInPlaceInput = -1;
-  static constexpr int kInPlaceOutput = -1;
 
   explicit ActivateBase(const Attributes& attributes);
 
