@@ -9,8 +9,7 @@ all runs counts.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -24,11 +23,11 @@ from octavo.backends import kernels
 from octavo.graphs.ops import fused_paged_attention, paged_attention
 from octavo.graphs.ops.schema import DOMAIN, OPSET_VERSION, Operand, OperatorSchema
 from octavo.tools import console
+from octavo.tools.bench import kernel_session
 
 Arrays = dict[str, NDArray[Any]]
 
 BLOCK_SIZE = 16
-ALIGNMENT = 64  # bytes; a row of 16 keys is then one cache line
 SCHEMAS = {
     "plain": paged_attention.SCHEMA,
     "fused": fused_paged_attention.SCHEMA,
@@ -104,7 +103,7 @@ def attention(
 
 def _prefill(shape: Shape, op: str, threads: int, runs: int) -> dict[str, Any]:
     step = _Step(shape, op, threads)
-    seconds = min(_measure(step.run, runs)) / shape.layers
+    seconds = min(kernel_session.seconds_of(step.run, runs)) / shape.layers
     return {
         "heads": shape.heads,
         "kv_heads": shape.kv_heads,
@@ -119,8 +118,8 @@ def _decode(shape: Shape, op: str, threads: int, runs: int) -> dict[str, Any]:
     step = _Step(shape, op, threads)
     attend, read = [], []
     for _ in range(runs):
-        attend += _measure(step.run, 1)
-        read += _measure(step.read, 1)
+        attend += kernel_session.seconds_of(step.run, 1)
+        read += kernel_session.seconds_of(step.read, 1)
     rates = [shape.layers * shape.cache_bytes(op) / min(times) / 1e9 for times in (attend, read)]
     return {
         "heads": shape.heads,
@@ -135,22 +134,13 @@ def _decode(shape: Shape, op: str, threads: int, runs: int) -> dict[str, Any]:
     }
 
 
-def _measure(function: Callable[[], object], runs: int) -> list[float]:
-    seconds = []
-    for _ in range(runs):
-        started = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - started)
-    return seconds
-
-
 class _Step:
     """One step of all layers, their caches bound in place."""
 
     def __init__(self, shape: Shape, op: str, threads: int) -> None:
         schema = SCHEMAS[op]
         generator = np.random.default_rng(0)
-        self._session = _session(_model(shape, schema), threads)
+        self._session = kernel_session.open_session(_model(shape, schema), threads)
         self._caches = [_cache(shape, op, generator) for _ in range(shape.layers)]
         arrays = {**_tokens(shape, op, generator), **_places(shape, generator)}
         for layer, cache in enumerate(self._caches):
@@ -223,23 +213,11 @@ def _cache(shape: Shape, op: str, generator: np.random.Generator) -> Arrays:
     if op == "int8":
         integers = generator.integers(-127, 128, dims, dtype=np.int8)
         scales = np.full(dims[:-1], 0.01, np.float32)
-        return {"kv_cache": _aligned(integers), "kv_scales": _aligned(scales)}
-    return {"kv_cache": _aligned(generator.standard_normal(dims, dtype=np.float32))}
-
-
-def _aligned(array: NDArray[Any]) -> NDArray[Any]:
-    room = np.empty(array.nbytes + ALIGNMENT, np.uint8)
-    start = -room.ctypes.data % ALIGNMENT
-    aligned = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    aligned[...] = array
-    return aligned
-
-
-def _session(model: bytes, threads: int) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.register_custom_ops_library(str(kernels.library_path()))
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return {
+            "kv_cache": kernel_session.aligned(integers),
+            "kv_scales": kernel_session.aligned(scales),
+        }
+    return {"kv_cache": kernel_session.aligned(generator.standard_normal(dims, dtype=np.float32))}
 
 
 def _of_layer(name: str, layer: int) -> str:
