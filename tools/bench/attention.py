@@ -9,8 +9,7 @@ all runs counts.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -24,11 +23,11 @@ from octavo.backends import kernels
 from octavo.graphs.ops import fused_paged_attention, paged_attention
 from octavo.graphs.ops.schema import DOMAIN, OPSET_VERSION, Operand, OperatorSchema
 from octavo.tools import console
+from octavo.tools.bench import kernel_session
 
 Arrays = dict[str, NDArray[Any]]
 
 BLOCK_SIZE = 16
-ALIGNMENT = 64  # bytes; a row of 16 keys is then one cache line
 SCHEMAS = {
     "plain": paged_attention.SCHEMA,
     "fused": fused_paged_attention.SCHEMA,
@@ -104,7 +103,7 @@ def attention(
 
 def _prefill(shape: Shape, op: str, threads: int, runs: int) -> dict[str, Any]:
     step = _Step(shape, op, threads)
-    seconds = min(_measure(step.run, runs)) / shape.layers
+    seconds = min(kernel_session.seconds_of(step.run, runs)) / shape.layers
     return {
         "heads": shape.heads,
         "kv_heads": shape.kv_heads,
@@ -119,8 +118,8 @@ def _decode(shape: Shape, op: str, threads: int, runs: int) -> dict[str, Any]:
     step = _Step(shape, op, threads)
     attend, read = [], []
     for _ in range(runs):
-        attend += _measure(step.run, 1)
-        read += _measure(step.read, 1)
+        attend += kernel_session.seconds_of(step.run, 1)
+        read += kernel_session.seconds_of(step.read, 1)
     rates = [shape.layers * shape.cache_bytes(op) / min(times) / 1e9 for times in (attend, read)]
     return {
         "heads": shape.heads,
@@ -135,22 +134,13 @@ def _decode(shape: Shape, op: str, threads: int, runs: int) -> dict[str, Any]:
     }
 
 
-def _measure(function: Callable[[], object], runs: int) -> list[float]:
-    seconds = []
-    for _ in range(runs):
-        started = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - started)
-    return seconds
-
-
 class _Step:
     """One step of all layers, their caches bound in place."""
 
     def __init__(self, shape: Shape, op: str, threads: int) -> None:
         schema = SCHEMAS[op]
         generator = np.random.default_rng(0)
-        self._session = _session(_model(shape, schema), threads)
+        self._session = kernel_session.open_session(_model(shape, schema), threads)
         self._caches = _caches(shape, op, generator)
         arrays = {**_tokens(shape, op, generator), **_places(shape, generator)}
         for layer, cache in enumerate(self._caches):
@@ -221,28 +211,13 @@ def _caches(shape: Shape, op: str, generator: np.random.Generator) -> list[Array
     """One a layer, cut from large arrays, which the system gives large pages."""
     blocks = shape.sequences * -(-shape.length // BLOCK_SIZE)
     dims = (shape.layers, blocks, 2, shape.kv_heads, BLOCK_SIZE, shape.head_size)
-    arrays = {"kv_cache": _aligned(generator.standard_normal(dims, dtype=np.float32))}
+    arrays = {"kv_cache": kernel_session.aligned(generator.standard_normal(dims, dtype=np.float32))}
     if op == "int8":
         arrays = {
-            "kv_cache": _aligned(generator.integers(-127, 128, dims, dtype=np.int8)),
-            "kv_scales": _aligned(np.full(dims[:-1], 0.01, np.float32)),
+            "kv_cache": kernel_session.aligned(generator.integers(-127, 128, dims, dtype=np.int8)),
+            "kv_scales": kernel_session.aligned(np.full(dims[:-1], 0.01, np.float32)),
         }
     return [{name: array[i] for name, array in arrays.items()} for i in range(shape.layers)]
-
-
-def _aligned(array: NDArray[Any]) -> NDArray[Any]:
-    room = np.empty(array.nbytes + ALIGNMENT, np.uint8)
-    start = -room.ctypes.data % ALIGNMENT
-    aligned = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    aligned[...] = array
-    return aligned
-
-
-def _session(model: bytes, threads: int) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.register_custom_ops_library(str(kernels.library_path()))
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def _of_layer(name: str, layer: int) -> str:
