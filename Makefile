@@ -14,10 +14,10 @@ PACKAGES := graphs compiler backends runtime tools
 KERNEL_SOURCES := $(shell find backends/kernels -type f -not -name '*.py*' -not -name '*.so')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test format lint type bench clean
+.PHONY: help setup demo test format lint type bench bench-peers clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
 setup: $(INSTALLED)  ## install Octavo with its kernels into $(VENV)
 
@@ -47,6 +47,9 @@ type: $(INSTALLED)  ## mypy --strict over all code
 
 bench: $(INSTALLED)  ## measure start-up, build and serving; JSON goes to build/bench.json
 	@$(BIN)/octavo bench all --output build/bench.json $(ARGS)
+
+bench-peers: $(INSTALLED)  ## measure Octavo beside other engines and write docs/benchmarks.md
+	@$(BIN)/python -m octavo.tools.bench.peers $(ARGS)
 
 clean:  ## remove what was built, but not $(VENV)
 	rm -rf $(INSTALLED) build octavo.egg-info backends/kernels/*.so .mypy_cache .ruff_cache .pytest_cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from octavo.backends import registry
 from octavo.backends.base import Backend, BuildOptions, BuiltFiles, Report
 from octavo.backends.manifest import BindingRecord, Manifest
-from octavo.compiler import build_cache
+from octavo.compiler import build_cache, memory
 from octavo.compiler.checkpoints import Checkpoint, open_checkpoint
 from octavo.compiler.config import BuildConfig
 from octavo.compiler.profiles import make_profiles
@@ -117,8 +118,9 @@ def _build(config: BuildConfig, checkpoint: Checkpoint, output: Path, stages: St
                 limits, make_profiles(limits), name, config.cache_dtype, config.quantization
             )
             dtype: torch.dtype = getattr(torch, name)
-        program = _captured(checkpoint, options, dtype, output, stages)
-        program = _compiled(program, checkpoint, backend, options, dtype, stages)
+        with _weights_in_files(options, staging):
+            program = _captured(checkpoint, options, dtype, output, stages)
+            program = _compiled(program, checkpoint, backend, options, dtype, stages)
         _require_supported(program.spec, backend.name, backend.supports(program))
         with stages.stage(backend.name) as stage:
             built = backend.build(program, options, staging)
@@ -129,6 +131,13 @@ def _build(config: BuildConfig, checkpoint: Checkpoint, output: Path, stages: St
             manifest = publish(staging, output, _manifest(program, backend, options, built))
             stage.size = _size(manifest)
     return manifest
+
+
+def _weights_in_files(options: BuildOptions, staging: Path) -> AbstractContextManager[None]:
+    """Floats that integers take the place of need no memory of their own."""
+    if options.quantization == "none":
+        return contextlib.nullcontext()
+    return memory.weights_in_files(staging)
 
 
 def _captured(
@@ -162,13 +171,17 @@ def _compiled(
     wanted = PassOptions(backend.operators, options.quantization, options.kv_cache_dtype)
     with stages.stage("passes"):
         program = run_passes(program, wanted)
+        memory.release()
     with stages.stage("proof"):
         # Of floats: what is rounded to integers turns the last bit of a sum into a visible step.
         _prove(program, dtype)
+        memory.release()
     if options.quantization == "none" and options.kv_cache_dtype == options.dtype:
         return program
     with stages.stage("quantize"):
-        return run_quantization(program, wanted, _blocks(checkpoint, options))
+        program = run_quantization(program, wanted, _blocks(checkpoint, options))
+        memory.release()
+    return program
 
 
 def _blocks(checkpoint: Checkpoint, options: BuildOptions) -> GgufBlocks | None:

@@ -14,6 +14,7 @@ from octavo.tools import console
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
+    from octavo.backends.manifest import Manifest
     from octavo.compiler import BuildConfig, BuildResult
     from octavo.compiler.stages import StageRecord
 
@@ -160,6 +161,8 @@ def _as_json(result: BuildResult, seconds: float) -> dict[str, Any]:
         "total_size": sum(file.size for file in result.manifest.files),
         "backend": result.manifest.backend,
         "dtype": result.manifest.dtype,
+        "quantization": result.manifest.quantization,
+        "kv_cache_dtype": result.manifest.kv_cache_dtype,
         "limits": result.manifest.limits.model_dump(),
     }
 
@@ -175,11 +178,20 @@ def _print(result: BuildResult, seconds: float) -> None:
     limits = manifest.limits
     source = "taken from the build cache" if result.from_cache else "built"
     typer.echo(
-        f"{result.path}: {manifest.spec.architecture} for {manifest.backend} in {manifest.dtype}, "
-        f"{console.size(total)}, {source} in {seconds:.1f} s\n"
+        f"{result.path}: {manifest.spec.architecture} for {manifest.backend} "
+        f"in {_types(manifest)}, {console.size(total)}, {source} in {seconds:.1f} s\n"
         f"up to {limits.max_model_len} tokens a request, {limits.max_num_seqs} sequences and "
         f"{limits.max_num_batched_tokens} tokens a step, blocks of {limits.block_size}"
     )
+
+
+def _types(manifest: Manifest) -> str:
+    named: list[str] = [manifest.dtype]
+    if manifest.quantization != "none":
+        named.append(f"{manifest.quantization} weights")
+    if manifest.kv_cache_dtype != manifest.dtype:
+        named.append(f"{manifest.kv_cache_dtype} cache")
+    return " with ".join([named[0], " and ".join(named[1:])]) if named[1:] else named[0]
 
 
 def main() -> None:

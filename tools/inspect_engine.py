@@ -11,6 +11,7 @@ import typer
 
 from octavo.backends import bundle, registry
 from octavo.graphs.errors import BackendError
+from octavo.graphs.ops.quantization import GROUP
 from octavo.tools import console
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ def _overview(engine: Path, manifest: Manifest, compatibility: Compatibility) ->
         ),
         "vocabulary": f"{spec.vocab_size:,} tokens, end of text {list(spec.eos_token_ids)}",
         "backend": manifest.backend,
-        "dtype": f"{manifest.dtype}, quantization {manifest.quantization}",
+        "dtype": manifest.dtype,
+        "quantization": _quantization(manifest),
         "cache": f"{manifest.kv_cache_dtype}, {manifest.kv_layout} layout, "
         f"{console.size(manifest.cache_block_bytes)} a block",
         "target": " ".join([target.architecture, *features]),
@@ -97,6 +99,12 @@ def _overview(engine: Path, manifest: Manifest, compatibility: Compatibility) ->
     }.items():
         table.add_row(what, value)
     return table
+
+
+def _quantization(manifest: Manifest) -> str:
+    weights = f"weights {manifest.quantization}"
+    is_integer = manifest.quantization != "none"
+    return f"{weights}, activations int8 in groups of {GROUP}" if is_integer else weights
 
 
 def _attention(layer: AttentionSpec) -> str:
@@ -128,10 +136,18 @@ def _profiles(manifest: Manifest) -> Table:
 
 
 def _passes(manifest: Manifest) -> Table:
-    table = console.table("passes", "pass", "matches>", "notes", "skipped")
+    """Which rewrites of the graph hit, how often, and why the others did not."""
+    table = console.table("passes", "pass", "hits>", "what it did", "what it left alone, and why")
     for record in manifest.passes:
-        notes, skipped = "\n".join(record.notes), "\n".join(record.skipped)
-        table.add_row(record.name, str(record.matches), notes, skipped)
+        left = list(record.skipped)
+        if not record.matches and not left:
+            left.append("nothing of the kind in this model")
+        table.add_row(
+            record.name.replace("_", " "),
+            str(record.matches),
+            "\n".join(record.notes),
+            "\n".join(left),
+        )
     return table
 
 

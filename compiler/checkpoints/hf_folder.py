@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.backends.bundle import MANIFEST_NAME, sha256_of
+from octavo.compiler import memory
 from octavo.compiler.checkpoints import safetensors_files, tokenizer_files
 from octavo.compiler.checkpoints.architecture import require_known_model
 from octavo.compiler.checkpoints.base import Checkpoint
 from octavo.compiler.checkpoints.hf_session import loading
-from octavo.compiler.checkpoints.weights import load_causal_lm
+from octavo.compiler.checkpoints.weights import cast_model, load_causal_lm
 from octavo.graphs.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -63,16 +64,26 @@ class HfFolder(Checkpoint):
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def load_model(self, dtype: torch.dtype) -> PreTrainedModel:
+        stored = self._stored_dtype() if memory.keeps_weights_in_files() else None
         model, notes = load_causal_lm(
             self.path,
             self.path,
             config=self.config,
-            dtype=dtype,
+            dtype=stored or dtype,
             use_safetensors=True,
             trust_remote_code=self._trusts_remote_code,
         )
         self._notes += notes
-        return model
+        return model if stored in (None, dtype) else cast_model(model, dtype)
+
+    def _stored_dtype(self) -> torch.dtype | None:
+        """The one dtype of all weights, which transformers then maps instead of converting them."""
+        import torch
+
+        files = [file for file in self._weights if file.suffix == ".safetensors"]
+        found = set().union(*map(safetensors_files.dtypes, files))
+        names = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+        return names.get(found.pop()) if len(found) == 1 else None
 
     def _read_config(self) -> PreTrainedConfig:
         from transformers import AutoConfig

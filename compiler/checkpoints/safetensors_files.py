@@ -68,6 +68,14 @@ def check_safetensors(path: Path) -> Set[str]:
     return header.keys()
 
 
+def dtypes(path: Path) -> Set[str]:
+    """The format's names of the dtypes that a checked file holds."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    return {entry["dtype"] for name, entry in header.items() if name != "__metadata__"}
+
+
 def _first_file(folder: Path, named: str | None) -> Path:
     for name in (named,) if named else (SINGLE, INDEX):
         if Path(name).name == name and (folder / name).is_file():

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from octavo.compiler import memory
 from octavo.compiler.checkpoints.hf_session import loading
 from octavo.graphs.errors import CheckpointError
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
 _SHOWN_NAMES = 3
@@ -34,6 +36,15 @@ def load_causal_lm(
     model.train(False)
     model.config.name_or_path = ""  # a path of this machine
     return model, _notes(path, report, type(model).__name__)
+
+
+def cast_model(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Casts weights one by one; nothing but a large one's file holds it twice."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point() and tensor.dtype != dtype:
+            tensor.data = memory.cast(tensor.data, dtype)
+    model.config.dtype = dtype
+    return model
 
 
 def _notes(path: Path, report: Mapping[str, Any], model_class: str) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 
+from octavo.compiler import memory
 from octavo.compiler.passes.parameters import (
     add_parameter,
     call,
@@ -122,7 +123,9 @@ class _Merger:
             tensors.append(weight.new_zeros(weight.shape[0]) if given is None else given.detach())
             names.append(name.removesuffix(".weight"))
         kind = "weight" if position == 1 else "bias"
-        return add_parameter(self.exported, f"{_joined_name(names)}.{kind}", torch.cat(tensors))
+        return add_parameter(
+            self.exported, f"{_joined_name(names)}.{kind}", memory.concatenated(tensors)
+        )
 
 
 def merge_projections(exported: ExportedProgram) -> tuple[ExportedProgram, PassRecord]:

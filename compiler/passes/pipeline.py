@@ -66,9 +66,7 @@ FUSIONS = (
 )
 # What reads or writes quantised activations: run after the layers are quantised.
 QUANTIZED_FUSIONS = (
-    Fusion(
-        "fuse_quantize", fuse_quantize, frozenset({NORM_QUANTIZE.name, ACTIVATE_QUANTIZE.name})
-    ),
+    Fusion("fuse_quantize", fuse_quantize, frozenset({NORM_QUANTIZE.name, ACTIVATE_QUANTIZE.name})),
 )
 
 

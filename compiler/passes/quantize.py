@@ -168,6 +168,13 @@ class _Quantizer:
             self.activations[rows] = first, second, third
         return self.activations[rows]
 
+    def note_stacked_weights(self) -> None:
+        """Experts are matrices side by side, of which each token takes its own."""
+        for name, tensor in self.exported.state_dict.items():
+            if tensor.dim() == 3 and tensor.dtype == torch.float32 and tensor.numel():
+                reason = "matrices of experts are no linear layer"
+                self.kept.setdefault(reason, []).append(name)
+
     def record(self) -> PassRecord:
         notes = [f"{count} x {how}" for how, count in sorted(self.made.items())]
         if self.float_bytes:
@@ -207,6 +214,7 @@ def quantize_weights(
     _forget_unread_tensors(exported)
     for layer in linear_layers(exported):
         quantizer.visit(layer)
+    quantizer.note_stacked_weights()
     exported.graph_module.recompile()
     return exported, quantizer.record()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -70,23 +70,29 @@ def by_rows(columns: int, depth: int, make: Callable[[slice], PackedWeight]) -> 
     So temporaries stay small whatever the matrix's size.
     """
     step = max(1, _BLOCK_ELEMENTS // (depth * PANEL)) * PANEL
-    parts = [make(slice(start, start + step)) for start in range(0, columns, step)]
-    return _joined(parts)
+    first = make(slice(0, step))
+    weight, *others = (_room(tensor, columns) for tensor in first.tensors)
+    column_scales, group_scales, group_minimums = others
+    whole = PackedWeight(
+        weight, column_scales, group_scales, group_minimums, columns, first.bits, first.zero_point
+    )
+    for start in range(0, columns, step):
+        part = make(slice(start, start + step)) if start else first
+        for target, tensor in zip(whole.tensors, part.tensors, strict=True):
+            position = start // _columns_of_a_row(tensor)
+            target[position : position + len(tensor)] = tensor
+    return whole
 
 
-def _joined(parts: Sequence[PackedWeight]) -> PackedWeight:
-    weight, column_scales, group_scales, group_minimums = (
-        torch.cat(tensors) for tensors in zip(*(part.tensors for part in parts), strict=True)
-    )
-    return PackedWeight(
-        weight,
-        column_scales,
-        group_scales,
-        group_minimums,
-        sum(part.columns for part in parts),
-        parts[0].bits,
-        parts[0].zero_point,
-    )
+def _columns_of_a_row(tensor: Tensor) -> int:
+    """Scales of columns have one, panels have several."""
+    return 1 if tensor.dim() == 1 else PANEL
+
+
+def _room(part: Tensor, columns: int) -> Tensor:
+    """For the whole of what `part` is the beginning of; empty if that is."""
+    rows = -(-columns // _columns_of_a_row(part)) if part.numel() else 0
+    return part.new_empty(rows, *part.shape[1:])
 
 
 def _panels(integers: Tensor, bits: int, zero_point: int) -> Tensor:

@@ -42,9 +42,8 @@ def quantize(weight: Tensor) -> Table:
     scales = torch.empty(rows, groups, 1)
     for start in range(0, rows, _ROWS_AT_A_TIME):
         part = slice(start, start + _ROWS_AT_A_TIME)
-        values = pad(weight[part].float(), (0, -depth % WEIGHT_GROUP)).unflatten(
-            1, (groups, WEIGHT_GROUP)
-        )
+        padded = pad(weight[part].float(), (0, -depth % WEIGHT_GROUP))
+        values = padded.view(-1, groups, WEIGHT_GROUP)
         scales[part] = values.abs().amax(-1, keepdim=True) / LARGEST
         divisors = torch.where(scales[part] > 0, scales[part], torch.inf)
         rounded = (values / divisors).round().clamp(-LARGEST, LARGEST)

@@ -195,6 +195,10 @@ def test_what_chooses_experts_and_what_is_small_stays_float() -> None:
     assert record.skipped[0] == (
         "2 x stays float32: it chooses experts (model.model.layers.0.mlp.gate)"
     )
+    assert record.skipped[1] == (
+        "4 x stays float32: matrices of experts are no linear layer "
+        "(model.model.layers.0.mlp.experts.gate_up_proj)"
+    )
     small = exported(Calls(Layer(LAYERS["linear"], 100, 31)), normal(7, 100))
     _, record = quantize_weights(small, "int8")
     assert record.matches == 0

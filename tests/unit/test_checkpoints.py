@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging as hf_logging
 
+from octavo.compiler import memory
 from octavo.compiler.checkpoints import Checkpoint, open_checkpoint
 from octavo.compiler.checkpoints.gguf_session import GgufSession
 from octavo.compiler.checkpoints.hf_session import quiet_and_offline
@@ -101,6 +102,26 @@ def test_padding_rows_are_not_sampled_m18(folder: Path) -> None:
 def test_weights_come_in_the_dtype_asked_for(folder: Path) -> None:
     model = open_checkpoint(str(folder)).load_model(torch.bfloat16)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float16", "float32", "mixed"])
+def test_weights_kept_in_files_are_the_same(folder: Path, tmp_path: Path, stored: str) -> None:
+    weights = load_file(folder / "model.safetensors")
+    for index, name in enumerate(weights):
+        mixed = torch.bfloat16 if index % 2 else torch.float32
+        dtype = mixed if stored == "mixed" else getattr(torch, stored)
+        weights[name] = weights[name].to(dtype)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    plain = open_checkpoint(folder).load_model(torch.float32)
+    with memory.weights_in_files(tmp_path):
+        model = open_checkpoint(folder).load_model(torch.float32)
+    assert model.dtype == torch.float32
+    expected = {**plain.state_dict(), **dict(plain.named_buffers())}
+    found = {**model.state_dict(), **dict(model.named_buffers())}
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert tensor.dtype == expected[name].dtype
+        assert torch.equal(tensor, expected[name])
 
 
 def test_sharded_weights(folder: Path) -> None:

@@ -50,6 +50,17 @@ def test_the_pool_is_what_the_budget_holds(null_engine: Path) -> None:
     assert resolve(null_engine, kv_cache_memory="1KiB").num_kv_blocks == 4
 
 
+def test_a_block_of_int8_counts_its_scales(null_engine: Path) -> None:
+    manifest = read_manifest(null_engine).model_copy(update={"kv_cache_dtype": "int8"})
+    # 2 rows x 1 head x 16 tokens x (2 elements of 1 byte and a scale of 4) = 192 bytes a block.
+    assert manifest.cache_block_bytes == 192
+    options: dict[str, Any] = {"num_kv_blocks": None, "max_num_seqs": None}
+    limits = resolve_limits(
+        manifest, kv_cache_memory=192 * 10 + 191, max_num_batched_tokens=None, **options
+    )
+    assert limits.num_kv_blocks == 10
+
+
 def test_the_pool_is_no_larger_than_all_sequences_can_use(null_engine: Path) -> None:
     assert resolve(null_engine).num_kv_blocks == 8 * 256 // 16
     assert resolve(null_engine, max_num_seqs=2).num_kv_blocks == 2 * 256 // 16

@@ -85,6 +85,7 @@ def test_the_summary_names_stages_sizes_and_limits(fake: FakeCompiler, tmp_path:
 def test_every_option_reaches_the_compiler(fake: FakeCompiler, tmp_path: Path) -> None:
     output = tmp_path / "engine"
     options = ["--backend=null", "--dtype=float32", "--max-model-len=100", "--max-num-seqs=3"]
+    options += ["--quantization=int4", "--kv-cache-dtype=int8"]
     options += ["--max-num-batched-tokens=50", "--block-size=8"]
     options += ["--no-cache", "--trust-remote-code", "--json"]
     result = CliRunner().invoke(app, ["--model", "m", "--output", str(output), *options])
@@ -97,6 +98,8 @@ def test_every_option_reaches_the_compiler(fake: FakeCompiler, tmp_path: Path) -
             "output": output,
             "backend": "null",
             "dtype": "float32",
+            "quantization": "int4",
+            "kv_cache_dtype": "int8",
             "max_model_len": 100,
             "max_num_seqs": 3,
             "max_num_batched_tokens": 50,
@@ -129,6 +132,29 @@ def test_a_value_out_of_range_is_wrong_usage(
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"error: {option}: ")
     assert result.stderr.count("\n") == 1
+    assert fake.configs == []
+
+
+@pytest.mark.parametrize("option", ["--quantization", "--kv-cache-dtype"])
+def test_an_unknown_kind_of_integers_is_wrong_usage(
+    fake: FakeCompiler, tmp_path: Path, option: str
+) -> None:
+    result = CliRunner().invoke(app, ["--model", "m", "--output", str(tmp_path), option, "int3"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"error: {option}: ")
+    assert result.stderr.endswith("(got 'int3')\n")
+    assert fake.configs == []
+
+
+@pytest.mark.parametrize("option", ["--quantization=int8", "--kv-cache-dtype=int8"])
+def test_integers_need_float32_around_them(fake: FakeCompiler, tmp_path: Path, option: str) -> None:
+    options = ["--model", "m", "--output", str(tmp_path), "--dtype=bfloat16", option]
+    result = CliRunner().invoke(app, options)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        f"error: {option.replace('=', ' ')} computes in float32 around its integers, not in "
+        "bfloat16: leave --dtype out\n"
+    )
     assert fake.configs == []
 
 

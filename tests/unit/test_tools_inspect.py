@@ -71,3 +71,25 @@ def test_no_engine_or_a_damaged_manifest_is_one_sentence(
     assert result.exit_code == 1
     assert result.stderr.startswith(f"error: {tmp_path}")
     assert result.stderr.count("\n") == 1
+
+
+def test_passes_say_what_they_did_and_why_not(null_engine: Path, tmp_path: Path) -> None:
+    engine = shutil.copytree(null_engine, tmp_path / "engine")
+    manifest = json.loads((engine / "manifest.json").read_text())
+    manifest["quantization"], manifest["kv_cache_dtype"] = "int8", "int8"
+    manifest["passes"] = [
+        {"name": "fuse_norms", "matches": 61},
+        {"name": "quantize_int8", "matches": 2, "notes": ["2 x 8 bits"], "skipped": ["1 x small"]},
+        {"name": "conv1d", "matches": 0},
+    ]
+    (engine / "manifest.json").write_text(json.dumps(manifest))
+    result = CliRunner().invoke(app, ["inspect", str(engine)])
+    assert result.exit_code == 0
+    lines = {" ".join(line.split()) for line in result.stdout.splitlines()}
+    assert lines >= {
+        "fuse norms 61",
+        "quantize int8 2 2 x 8 bits 1 x small",
+        "conv1d 0 nothing of the kind in this model",
+        "quantization weights int8, activations int8 in groups of 64",
+        "cache int8, reference layout, 192 B a block",
+    }

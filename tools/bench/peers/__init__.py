@@ -1,0 +1,1 @@
+"""Octavo beside other engines: each in its own environment, all on the same token ids."""
