@@ -103,7 +103,10 @@ class Executable(Protocol):
         """Allocates (again) the zeroed paged cache of every layer; must precede `run`."""
 
     def run(self, inputs: StepInputs) -> StepOutputs:
-        """Runs one step; keys and values go to the cache, logits come back."""
+        """Runs one step; keys and values go to the cache, logits come back.
+
+        The same object may come again with new contents in its arrays.
+        """
 
     def close(self) -> None:
         """Frees everything; harmless when called twice."""

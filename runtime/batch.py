@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,8 +23,8 @@ class PackedStep:
 class BatchPacker:
     """Owns the input arrays; a packed step is valid until the next one is packed.
 
-    Each array begins at the same address in every step, so steps of equal shapes look alike to an
-    executable.
+    Each array begins at the same address in every step, and decode steps of equal shapes are one
+    object with new contents: an executable has nothing to bind then.
     """
 
     def __init__(self, limits: EngineLimits) -> None:
@@ -38,19 +38,21 @@ class BatchPacker:
         self._prefix_offsets = np.empty(num_seqs, dtype=np.int32)  # [B]
         self._block_tables = np.empty(num_seqs * limits.max_blocks_per_seq, dtype=np.int32)  # [B M]
         self._counting = np.arange(num_seqs + 1, dtype=np.int32)
+        self._decode_inputs: StepInputs | None = None
 
     def pack(self, plan: StepPlan, block_tables: BlockTables) -> PackedStep:
         """Lays the plan's sequences end to end, in the plan's order."""
         num_seqs = len(plan.scheduled)
         rows = [entry.request.table_row for entry in plan.scheduled]
         width = max(len(entry.request.block_ids) for entry in plan.scheduled)
-        tables = self._block_tables[: num_seqs * width].reshape(num_seqs, width)
-        block_tables.gather(rows, tables)
-        prefix_offsets = self._prefix_offsets[:num_seqs]
-        prefix_offsets[:] = [entry.request.num_computed_tokens for entry in plan.scheduled]
+        inputs = self._decode_inputs
+        if inputs is None or inputs.block_tables.shape != (num_seqs, width):
+            inputs = self._decode_inputs = self._single_tokens(num_seqs, width)
+        block_tables.gather(rows, inputs.block_tables)
+        inputs.prefix_offsets[:] = [entry.request.num_computed_tokens for entry in plan.scheduled]
         if plan.num_tokens == num_seqs:
-            return self._pack_single_tokens(plan, tables, prefix_offsets)
-        return self._pack_runs(plan, tables, prefix_offsets)
+            return self._pack_single_tokens(plan, inputs)
+        return self._pack_runs(plan, inputs.block_tables, inputs.prefix_offsets)
 
     def _pack_runs(
         self, plan: StepPlan, tables: Int32Array, prefix_offsets: Int32Array
@@ -86,29 +88,29 @@ class BatchPacker:
         )
         return PackedStep(inputs, logits_rows)
 
-    def _pack_single_tokens(
-        self, plan: StepPlan, tables: Int32Array, prefix_offsets: Int32Array
-    ) -> PackedStep:
-        """The same for one token a sequence, as nearly every step is: most arrays are known."""
-        num_seqs = len(plan.scheduled)
+    def _single_tokens(self, num_seqs: int, width: int) -> StepInputs:
+        """Views for one token a sequence, as nearly every step has: most of it is known."""
+        prefix_offsets = self._prefix_offsets[:num_seqs]
+        return StepInputs(
+            token_ids=self._token_ids[:num_seqs],
+            positions=prefix_offsets,
+            slot_mapping=self._slot_mapping[:num_seqs],
+            block_tables=self._block_tables[: num_seqs * width].reshape(num_seqs, width),
+            query_start_loc=self._counting[: num_seqs + 1],
+            prefix_offsets=prefix_offsets,
+            logits_indices=self._counting[:num_seqs],
+        )
+
+    def _pack_single_tokens(self, plan: StepPlan, inputs: StepInputs) -> PackedStep:
         token_ids, slots, logits_rows = [], [], []
         for request, _, _, _ in plan.scheduled:
             position = request.num_computed_tokens
             token_ids.append(request.token(position))
             slots.append(positions.slot_of(request.block_ids, position, self._block_size))
             logits_rows.append(positions.logits_rows(request.num_tokens, position, 1))
-        logits_indices = self._counting[:num_seqs]
+        inputs.token_ids[:] = token_ids
+        inputs.slot_mapping[:] = slots
         if 0 in logits_rows:  # the budget left a prompt only one token
-            logits_indices = logits_indices[np.array(logits_rows, dtype=bool)]
-        self._token_ids[:num_seqs] = token_ids
-        self._slot_mapping[:num_seqs] = slots
-        inputs = StepInputs(
-            token_ids=self._token_ids[:num_seqs],
-            positions=prefix_offsets,
-            slot_mapping=self._slot_mapping[:num_seqs],
-            block_tables=tables,
-            query_start_loc=self._counting[: num_seqs + 1],
-            prefix_offsets=prefix_offsets,
-            logits_indices=logits_indices,
-        )
+            wanted = inputs.logits_indices[np.array(logits_rows, dtype=bool)]
+            inputs = replace(inputs, logits_indices=wanted)
         return PackedStep(inputs, logits_rows)

@@ -8,6 +8,7 @@ likely tokens that reaches p, of the tokens that top-k has left.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -60,7 +61,7 @@ def _greedy(logits: Float32Array) -> int:
 
 
 def _check_finite(largest: float) -> None:
-    if not np.isfinite(largest):
+    if not math.isfinite(largest):
         raise BackendError(
             f"the engine returned logits whose largest value is {largest}: no token can be chosen, "
             "check the model with `octavo verify`"

@@ -34,7 +34,8 @@ class OnnxRuntimeExecutable:
         self._vocab_size = manifest.spec.vocab_size
         self._logits = np.empty((0, self._vocab_size), np.float32)
         self._caches: list[ort.OrtValue] = []
-        self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}  # address and shape
+        self._bound: StepInputs | None = None
+        self._outputs = StepOutputs(self._logits)
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         if self._session is None:
@@ -42,7 +43,7 @@ class OnnxRuntimeExecutable:
         # Frees the old cache before the new one is made.
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
-        self._bound.clear()
+        self._bound = None
         self._caches.clear()
         layers = self._manifest.spec.kv_cache_bindings(
             self._manifest.limits.block_size, self._manifest.kv_cache_dtype
@@ -58,22 +59,23 @@ class OnnxRuntimeExecutable:
     def run(self, inputs: StepInputs) -> StepOutputs:
         if self._session is None or not self._caches:
             raise BackendError("the engine is closed or has no cache: call allocate_kv_cache first")
-        logits = self._logits_buffer(len(inputs.logits_indices))
         try:
-            for name in _INPUT_NAMES:
-                self._bind(name, getattr(inputs, name), self._binding.bind_input)
-            self._bind(bindings.LOGITS_NAME, logits, self._binding.bind_output)
+            if inputs is not self._bound:
+                self._bind(inputs)
             self._session.run_with_iobinding(self._binding)
         except Exception as error:
             raise BackendError(f"ONNX Runtime failed in a step: {error}") from error
-        return StepOutputs(logits)
+        return self._outputs
 
-    def _bind(self, name: str, array: NDArray[Any], bind: Callable[..., None]) -> None:
-        """Binds memory that is not bound yet: a decode step mostly looks like the one before."""
-        address = array.__array_interface__["data"][0]
-        if self._bound.get(name) != (address, array.shape):
-            bind(name, "cpu", 0, array.dtype, array.shape, address)
-            self._bound[name] = (address, array.shape)
+    def _bind(self, inputs: StepInputs) -> None:
+        """Binds the step's memory. The object is kept, so it tells that nothing else is bound."""
+        self._bound = None
+        for name in _INPUT_NAMES:
+            _bind_array(self._binding.bind_input, name, getattr(inputs, name))
+        logits = self._logits_buffer(len(inputs.logits_indices))
+        _bind_array(self._binding.bind_output, bindings.LOGITS_NAME, logits)
+        self._outputs = StepOutputs(logits)
+        self._bound = inputs
 
     def close(self) -> None:
         self._binding.clear_binding_inputs()
@@ -85,6 +87,10 @@ class OnnxRuntimeExecutable:
         if rows > len(self._logits):
             self._logits = np.empty((rows, self._vocab_size), np.float32)
         return self._logits[:rows]
+
+
+def _bind_array(bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:
+    bind(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
 
 def _session(model: Path, options: LoadOptions) -> ort.InferenceSession:
