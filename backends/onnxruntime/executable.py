@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from octavo.backends import kernels
 from octavo.backends.base import LoadOptions, StepInputs, StepOutputs
-from octavo.backends.large_arrays import zeroed
 from octavo.graphs import bindings
 from octavo.graphs.errors import BackendError
 
@@ -49,8 +48,9 @@ class OnnxRuntimeExecutable:
             self._manifest.limits.block_size, self._manifest.kv_cache_dtype
         )
         for binding in layers:
+            # Zeroed lazily by the system: pages that no request touches cost no memory.
             sizes = [int(size) for size in binding.shape[1:]]
-            array = zeroed((num_blocks, *sizes), binding.dtype)
+            array = np.zeros((num_blocks, *sizes), np.dtype(binding.dtype))
             cache = ort.OrtValue.ortvalue_from_numpy(array)
             self._binding.bind_ortvalue_input(binding.name, cache)
             self._binding.bind_ortvalue_output(bindings.cache_output_name(binding.name), cache)
