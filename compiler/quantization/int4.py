@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from octavo.compiler.quantization.packing import PackedWeight, by_rows, pack
-from octavo.graphs.ops.quantized_linear import WEIGHT_GROUP
+from octavo.graphs.ops.quantization import GROUP
 
 LEVELS = 15  # the largest of 0, 1, ...
 # Widths of the first grid, relative to the distance from smallest to largest value.
@@ -26,12 +26,12 @@ def quantize(weight: Tensor) -> PackedWeight:
 
     def part(rows: slice) -> PackedWeight:
         values = weight[rows].float()
-        padded = pad(values[:, None], (0, -depth % WEIGHT_GROUP), mode="replicate")  # [N, 1, K]
-        groups = padded.view(len(values), -1, WEIGHT_GROUP)
+        padded = pad(values[:, None], (0, -depth % GROUP), mode="replicate")  # [N, 1, K]
+        groups = padded.view(len(values), -1, GROUP)
         # What fills up the last group must not bend its grid.
         counted = torch.zeros(padded.shape[2])
         counted[:depth] = 1
-        integers, scales, minimums = fit_groups(groups, counted.view(-1, WEIGHT_GROUP))
+        integers, scales, minimums = fit_groups(groups, counted.view(-1, GROUP))
         kept = integers.view(len(values), -1)[:, :depth]
         return pack(kept, 4, 0, group_scales=scales, group_minimums=minimums)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from octavo.graphs.ops.quantization import GROUP
-from octavo.graphs.ops.quantized_linear import DEPTH, PANEL, WEIGHT_GROUP
+from octavo.graphs.ops.quantized_linear import DEPTH, PANEL
 from octavo.graphs.ops.quantized_linear_torch import dequantize_weight
 
 # Weights that are quantised at a time: what a few of such temporaries take stays in the caches.
@@ -107,7 +107,7 @@ def _panels(integers: Tensor, bits: int, zero_point: int) -> Tensor:
 def _group_panels(groups: Tensor | None, depth: int) -> Tensor:
     if groups is None:
         return torch.zeros(0, 0, 0, dtype=torch.float16)
-    padded_groups = (depth + -depth % GROUP) // WEIGHT_GROUP
+    padded_groups = (depth + -depth % GROUP) // GROUP
     missing = padded_groups - groups.shape[1]
     padded = pad(groups, (0, missing, 0, -len(groups) % PANEL))
     return padded.view(-1, PANEL, padded_groups).transpose(1, 2).contiguous()

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from octavo.compiler.quantization.packing import PackedWeight
-from octavo.graphs.ops.quantization import LARGEST
-from octavo.graphs.ops.quantized_linear import WEIGHT_GROUP
+from octavo.graphs.ops.quantization import GROUP, LARGEST
 from octavo.graphs.ops.quantized_linear_torch import unpack_groups, unpack_weight
 
 _ROWS_AT_A_TIME = 1024
@@ -37,13 +36,13 @@ class Table:
 def quantize(weight: Tensor) -> Table:
     """[V, K] of any float dtype: scale = largest magnitude of a group / 127, halves to even."""
     rows, depth = weight.shape
-    groups = -(-depth // WEIGHT_GROUP)
-    integers = torch.empty(rows, groups, WEIGHT_GROUP, dtype=torch.int8)
+    groups = -(-depth // GROUP)
+    integers = torch.empty(rows, groups, GROUP, dtype=torch.int8)
     scales = torch.empty(rows, groups, 1)
     for start in range(0, rows, _ROWS_AT_A_TIME):
         part = slice(start, start + _ROWS_AT_A_TIME)
-        padded = pad(weight[part].float(), (0, -depth % WEIGHT_GROUP))
-        values = padded.view(-1, groups, WEIGHT_GROUP)
+        padded = pad(weight[part].float(), (0, -depth % GROUP))
+        values = padded.view(-1, groups, GROUP)
         scales[part] = values.abs().amax(-1, keepdim=True) / LARGEST
         divisors = torch.where(scales[part] > 0, scales[part], torch.inf)
         rounded = (values / divisors).round().clamp(-LARGEST, LARGEST)
@@ -53,14 +52,14 @@ def quantize(weight: Tensor) -> Table:
 
 def from_packed(packed: PackedWeight, depth: int) -> Table:
     """The rows of a matrix with grouped scales, exactly: all its integers fit into 8 bits."""
-    rows, groups = packed.columns, -(-depth // WEIGHT_GROUP)
-    unpacked = unpack_weight(packed.weight, packed.bits)[:rows, : groups * WEIGHT_GROUP]
+    rows, groups = packed.columns, -(-depth // GROUP)
+    unpacked = unpack_weight(packed.weight, packed.bits)[:rows, : groups * GROUP]
     integers = (unpacked.to(torch.int16) - packed.zero_point).to(torch.int8)
     minimums = None
     if packed.group_minimums.numel():
         minimums = unpack_groups(packed.group_minimums)[:rows, :groups, None].contiguous()
     return Table(
-        integers.view(rows, groups, WEIGHT_GROUP),
+        integers.view(rows, groups, GROUP),
         unpack_groups(packed.group_scales)[:rows, :groups, None].contiguous(),
         minimums,
     )

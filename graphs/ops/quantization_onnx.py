@@ -14,8 +14,7 @@ _BODY = """
 Quantize (input) => (quantized, scales, sums)
 {
   last = Constant <value_ints = [-1]> ()
-  group = Constant <value_ints = [64]> ()
-  sum_group = Constant <value_ints = [32]> ()
+  group = Constant <value_ints = [32]> ()
   limit = Constant <value_float = 127.0> ()
   minus_limit = Constant <value_float = -127.0> ()
   smallest = Constant <value_float = 3.7323e-37> ()
@@ -45,10 +44,7 @@ Quantize (input) => (quantized, scales, sums)
   integer_rows = Reshape <allowzero = 1> (integers, padded_shape)
   quantized = Cast <to = 3> (integer_rows)
 
-  sum_count = Div (padded_depth, sum_group)
-  sum_shape = Concat <axis = 0> (rows, sum_count, sum_group)
-  summands = Reshape <allowzero = 1> (integers, sum_shape)
-  float_sums = ReduceSum <keepdims = 0> (summands, last)
+  float_sums = ReduceSum <keepdims = 0> (integers, last)
   sums = Cast <to = 6> (float_sums)
 }
 """

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from octavo.graphs.ops import torch_library
-from octavo.graphs.ops.quantization import GROUP, LARGEST, SCHEMA, SUM_GROUP
+from octavo.graphs.ops.quantization import GROUP, LARGEST, SCHEMA
 
 # The inverse of less is infinite, and infinity times a zero of its group no number.
 _SMALLEST = 3.7323e-37
 
-Quantized = tuple[Tensor, Tensor, Tensor]  # i8 [M, Kp], f32 [M, Kp / 64], i32 [M, Kp / 32]
+Quantized = tuple[Tensor, Tensor, Tensor]  # i8 [M, Kp], f32 [M, Kp / 32], i32 [M, Kp / 32]
 
 
 def quantize(rows: Tensor) -> Quantized:  # f32 [M, K]
@@ -22,9 +22,9 @@ def quantize(rows: Tensor) -> Quantized:  # f32 [M, K]
     groups = padded.view(count, depth // GROUP, GROUP)
     largest = groups.abs().amax(-1)
     inverse = LARGEST / largest.clamp(min=_SMALLEST)
-    quantized = (groups * inverse[..., None]).round().clamp(-LARGEST, LARGEST).view(count, depth)
-    sums = quantized.view(count, depth // SUM_GROUP, SUM_GROUP).sum(-1)
-    return quantized.to(torch.int8), largest / LARGEST, sums.to(torch.int32)
+    quantized = (groups * inverse[..., None]).round().clamp(-LARGEST, LARGEST)
+    sums = quantized.sum(-1).to(torch.int32)
+    return quantized.view(count, depth).to(torch.int8), largest / LARGEST, sums
 
 
 def quantized_shapes(rows: Any, depth: int) -> Quantized:
@@ -34,7 +34,7 @@ def quantized_shapes(rows: Any, depth: int) -> Quantized:
     return (
         rows.new_empty(count, padded, dtype=torch.int8),
         rows.new_empty(count, padded // GROUP),
-        rows.new_empty(count, padded // SUM_GROUP, dtype=torch.int32),
+        rows.new_empty(count, padded // GROUP, dtype=torch.int32),
     )
 
 

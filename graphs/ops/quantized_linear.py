@@ -7,7 +7,6 @@ from octavo.graphs.ops.schema import Attribute, Operand, OperatorSchema
 
 PANEL = 32  # columns of the output whose weights lie side by side
 DEPTH = 4  # values along the depth that lie side by side: one integer dot product
-WEIGHT_GROUP = 32  # weights along the depth that share a scale, where scales are grouped
 
 SCHEMA = OperatorSchema(
     name="quantized_linear",
@@ -34,9 +33,9 @@ SCHEMA = OperatorSchema(
         Attribute("zero_point", "int", "subtracted from every weight"),
     ),
     doc=(
-        "output = x @ w + bias + residual, where x = quantized * scale of its group of 64 and "
+        "output = x @ w + bias + residual, where x = quantized * scale of its group of 32 and "
         "w[k, n] = scale * (weight - zero_point) + minimum, with the column's scale and no minimum "
-        "or those of the group of 32 along k. Products within a group are summed as integers; the "
+        "or those of the group along k. Products within a group are summed as integers; the "
         "groups are added one after the other in float32."
     ),
 )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from octavo.graphs.ops import torch_library
 from octavo.graphs.ops.quantization import GROUP
-from octavo.graphs.ops.quantized_linear import DEPTH, PANEL, SCHEMA, WEIGHT_GROUP
+from octavo.graphs.ops.quantized_linear import DEPTH, PANEL, SCHEMA
 
 
 def unpack_weight(weight: Tensor, bits: int) -> Tensor:
@@ -36,7 +36,7 @@ def dequantize_weight(
     integers = unpack_weight(weight, bits)[:columns].float() - zero_point
     if not group_scales.numel():
         return integers * column_scales[:, None]
-    grouped = integers.view(columns, -1, WEIGHT_GROUP)
+    grouped = integers.view(columns, -1, GROUP)
     grouped = grouped * unpack_groups(group_scales)[:columns, :, None]
     if group_minimums.numel():
         grouped = grouped + unpack_groups(group_minimums)[:columns, :, None]
@@ -75,7 +75,7 @@ def quantized_linear(
 
 def _by_groups(
     values: Tensor,  # [M, Kp]
-    scales: Tensor,  # [M, Kp / 64]
+    scales: Tensor,  # [M, Kp / 32]
     sums: Tensor,  # [M, Kp / 32]
     integers: Tensor,  # [N, Kp]
     group_scales: Tensor,
@@ -85,17 +85,17 @@ def _by_groups(
     column_group_scales = unpack_groups(group_scales)[:columns]
     column_group_minimums = unpack_groups(group_minimums)[:columns]
     output = scales.new_zeros(len(values), columns)
-    for group, start in enumerate(range(0, values.shape[1], WEIGHT_GROUP)):
-        product = _integer_product(values, integers, start, WEIGHT_GROUP)
+    for group, start in enumerate(range(0, values.shape[1], GROUP)):
+        product = _integer_product(values, integers, start, GROUP)
         product = product * column_group_scales[:, group]
         if group_minimums.numel():
             product = product + sums[:, group, None].float() * column_group_minimums[:, group]
-        output = output + product * scales[:, start // GROUP, None]
+        output = output + product * scales[:, group, None]
     return output
 
 
 def _integer_product(values: Tensor, integers: Tensor, start: int, size: int) -> Tensor:
-    """Exact, since 64 * 127 * 255 is below 2^24: every partial sum is a float without rounding."""
+    """Exact, since 32 * 127 * 255 is below 2^24: every partial sum is a float without rounding."""
     return values[:, start : start + size] @ integers[:, start : start + size].t()
 
 

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from octavo.backends import kernels
-from octavo.graphs.ops.quantization import GROUP, LARGEST, SUM_GROUP
-from octavo.graphs.ops.quantized_linear import DEPTH, PANEL, SCHEMA, WEIGHT_GROUP
+from octavo.graphs.ops import quantized_linear_onnx
+from octavo.graphs.ops.quantization import GROUP, LARGEST
+from octavo.graphs.ops.quantized_linear import DEPTH, PANEL, SCHEMA
 from octavo.graphs.ops.schema import DOMAIN, OPSET_VERSION
 from tests.backend.kernel_variants import INTEGER_VARIANTS, library_of, selected
 
@@ -40,7 +41,7 @@ SCALINGS = ("column", "group", "minimum")
 @dataclass(frozen=True)
 class Activations:
     values: NDArray[np.int8]  # [M, K]
-    scales: Floats  # [M, ceil(K / 64)]
+    scales: Floats  # [M, ceil(K / 32)]
 
     def __getitem__(self, rows: slice) -> Activations:
         return Activations(self.values[rows], self.scales[rows])
@@ -51,7 +52,7 @@ class Activations:
 
     def feeds(self) -> dict[str, NDArray[Any]]:
         num_rows, depth = self.padded.shape
-        sums = self.padded.reshape(num_rows, depth // SUM_GROUP, SUM_GROUP).sum(2, dtype=np.int32)
+        sums = self.padded.reshape(num_rows, depth // GROUP, GROUP).sum(2, dtype=np.int32)
         return {"quantized": self.padded, "scales": self.scales, "sums": sums}
 
     def exact(self) -> Doubles:
@@ -84,9 +85,9 @@ class Layer:
         if self.group_scales is None:
             return centred * self.column_scales.astype(np.float64)
         depth = self.weight.shape[0]
-        weight = centred * self.group_scales.astype(np.float64).repeat(WEIGHT_GROUP, 0)[:depth]
+        weight = centred * self.group_scales.astype(np.float64).repeat(GROUP, 0)[:depth]
         if self.group_minimums is not None:
-            weight += self.group_minimums.astype(np.float64).repeat(WEIGHT_GROUP, 0)[:depth]
+            weight += self.group_minimums.astype(np.float64).repeat(GROUP, 0)[:depth]
         return weight
 
 
@@ -109,7 +110,7 @@ def packed(weight: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 def in_panels(halves: NDArray[np.float16] | None, depth: int) -> NDArray[np.float16]:
     if halves is None:
         return np.zeros((0, 0, 0), np.float16)
-    groups = -(-depth // GROUP) * GROUP // WEIGHT_GROUP
+    groups = -(-depth // GROUP)
     full = np.zeros((groups, -(-halves.shape[1] // PANEL) * PANEL), np.float16)
     full[: halves.shape[0], : halves.shape[1]] = halves
     return np.ascontiguousarray(full.reshape(groups, -1, PANEL).transpose(1, 0, 2))
@@ -139,7 +140,7 @@ def layer(
     if scaling == "column":
         scales = random.uniform(0.001, 0.1, columns).astype(np.float32)
         return Layer(weight, bits, middle, column_scales=scales, bias=bias)
-    groups = (-(-depth // WEIGHT_GROUP), columns)
+    groups = (-(-depth // GROUP), columns)
     halves = random.uniform(0.001, 0.1, groups).astype(np.float16)
     minimums = random.uniform(-0.5, 0.5, groups).astype(np.float16)
     return Layer(
@@ -188,6 +189,11 @@ def session(
     )
 
 
+def all_feeds(rows: Activations, linear: Layer, residual: Floats | None) -> dict[str, NDArray[Any]]:
+    given = np.zeros((0, 0), np.float32) if residual is None else residual
+    return {**rows.feeds(), **linear.feeds(), "residual": given}
+
+
 def run(
     rows: Activations,
     linear: Layer,
@@ -196,31 +202,43 @@ def run(
     threads: int = 1,
     library: Path | None = None,
 ) -> Floats:
-    feeds = {**rows.feeds(), **linear.feeds()}
-    feeds["residual"] = np.zeros((0, 0), np.float32) if residual is None else residual
     opened = session(linear.weight.shape[1], linear.bits, linear.zero_point, threads, library)
-    return np.asarray(opened.run(None, feeds)[0])
+    return np.asarray(opened.run(None, all_feeds(rows, linear, residual))[0])
+
+
+def run_body(rows: Activations, linear: Layer, residual: Floats | None = None) -> Floats:
+    """What ONNX Runtime makes of the function body, without any kernel of ours."""
+    with_body = model(linear.weight.shape[1], linear.bits, linear.zero_point)
+    with_body.functions.append(quantized_linear_onnx.function())
+    opened = onnxruntime.InferenceSession(
+        with_body.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return np.asarray(opened.run(None, all_feeds(rows, linear, residual))[0])
 
 
 def assert_close(
     output: Floats, rows: Activations, linear: Layer, residual: Floats | None = None
 ) -> None:
-    x, w = rows.exact(), linear.exact()
-    wanted = x @ w
+    wanted = rows.exact() @ linear.exact()
     if linear.bias.size:
         wanted = wanted + linear.bias
     if residual is not None:
         wanted = wanted + residual
     assert output.shape == wanted.shape
-    # What adding in float32 may lose, of what is added.
-    tolerance = 1e-5 * (np.abs(x) @ np.abs(w)) + 1e-5
-    assert (np.abs(output - wanted) <= tolerance).all()
+    assert (np.abs(output - wanted) <= rounding(rows, linear)).all()
+
+
+def rounding(rows: Activations, linear: Layer) -> Doubles:
+    """What adding in float32 may lose, of what is added."""
+    return np.asarray(1e-5 * (np.abs(rows.exact()) @ np.abs(linear.exact())) + 1e-5)
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 4, 7, 31, 97, 200])
-@pytest.mark.parametrize(("depth", "columns"), [(1, 1), (64, 32), (100, 33), (300, 130), (577, 7)])
+@pytest.mark.parametrize(
+    ("depth", "columns"), [(1, 1), (32, 40), (64, 32), (100, 33), (300, 130), (577, 7)]
+)
 def test_products(num_rows: int, depth: int, columns: int, bits: int, scaling: str) -> None:
     rows, linear = activations(num_rows, depth), layer(depth, columns, bits, scaling)
     assert_close(run(rows, linear, threads=2), rows, linear)
@@ -234,6 +252,23 @@ def test_zero_point_bias_and_residual(bits: int, scaling: str, zero_point: int) 
     linear = layer(130, 45, bits, scaling, zero_point=zero_point, with_bias=True)
     residual = np.random.default_rng(2).standard_normal((5, 45)).astype(np.float32)
     assert_close(run(rows, linear, residual), rows, linear, residual)
+
+
+@pytest.mark.parametrize("extras", [False, True])
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize(("num_rows", "depth", "columns"), [(1, 96, 32), (3, 33, 5), (7, 200, 40)])
+def test_the_onnx_body_and_the_kernel_agree(
+    num_rows: int, depth: int, columns: int, bits: int, scaling: str, extras: bool
+) -> None:
+    rows = activations(num_rows, depth)
+    linear = layer(depth, columns, bits, scaling, zero_point=3, with_bias=extras)
+    added = np.random.default_rng(2).standard_normal((num_rows, columns)).astype(np.float32)
+    residual = added if extras else None
+    kernel, body = run(rows, linear, residual), run_body(rows, linear, residual)
+    assert body.dtype == kernel.dtype
+    assert body.shape == kernel.shape
+    assert (np.abs(body - kernel) <= rounding(rows, linear)).all()
 
 
 @pytest.mark.parametrize("num_rows", [2, 40])
@@ -276,17 +311,16 @@ def chain(rows: Activations, linear: Layer) -> Floats:
     x = rows.padded.astype(np.int64)
     w = fill(linear.weight, 0, GROUP, linear.zero_point).astype(np.int64) - linear.zero_point
     sums = np.zeros((x.shape[0], w.shape[1]), np.float32)
-    group = GROUP if linear.group_scales is None else WEIGHT_GROUP
-    for first in range(0, linear.weight.shape[0], group):
-        part = slice(first, first + group)
+    for first in range(0, linear.weight.shape[0], GROUP):
+        part = slice(first, first + GROUP)
         products = (x[:, part] @ w[part]).astype(np.float32)
         scale = rows.scales[:, first // GROUP, None]
         if linear.group_scales is not None:
-            scale = linear.group_scales[first // group].astype(np.float32) * scale
+            scale = linear.group_scales[first // GROUP].astype(np.float32) * scale
         sums = fused(products, scale, sums)
         if linear.group_minimums is not None:
             total = x[:, part].sum(1, keepdims=True).astype(np.float32)
-            minimum = linear.group_minimums[first // group].astype(np.float32)[None]
+            minimum = linear.group_minimums[first // GROUP].astype(np.float32)[None]
             sums = fused(minimum, rows.scales[:, first // GROUP, None] * total, sums)
     bias = linear.bias if linear.bias.size else np.zeros(1, np.float32)
     column_scales = linear.column_scales if linear.column_scales.size else np.ones(1, np.float32)
@@ -348,7 +382,7 @@ def test_extreme_values_do_not_saturate(variant: str, num_rows: int, bits: int) 
 def test_halves_of_every_size(variant: str, num_rows: int) -> None:
     """Scales from the smallest subnormal half to the largest, and both zeros, are exact."""
     halves = np.asarray([0x0001, 0x03FF, 0x0400, 0x3C00, 0x7BFF, 0x8001, 0xFBFF, 0x0000], np.uint16)
-    scales = halves.view(np.float16)[None].repeat(2, 0)
+    scales = halves.view(np.float16)[None]
     weight = np.full((GROUP, len(halves)), 9, np.uint8)
     values = np.zeros((num_rows, GROUP), np.int8)
     values[:, 0] = 1
@@ -374,9 +408,7 @@ def test_many_columns_on_two_threads(bits: int) -> None:
 
 
 def feeds_of(bits: int, scaling: str) -> dict[str, NDArray[Any]]:
-    residual = np.zeros((0, 0), np.float32)
-    linear = layer(128, 40, bits, scaling)
-    return {**activations(4, 128).feeds(), **linear.feeds(), "residual": residual}
+    return all_feeds(activations(4, 128), layer(128, 40, bits, scaling), None)
 
 
 F32, F16, S8, S32, U8 = (np.dtype(name) for name in ("f4", "f2", "i1", "i4", "u1"))
@@ -387,8 +419,8 @@ F32, F16, S8, S32, U8 = (np.dtype(name) for name in ("f4", "f2", "i1", "i4", "u1
     [
         ("column", "quantized", np.zeros((4, 2, 64), S8), "quantized has 3 dimensions and needs 2"),
         ("column", "quantized", np.zeros((4, 100), S8), "quantized is 100 wide and has to be a"),
-        ("column", "scales", np.zeros((4, 3), F32), r"scales is \[4, 3\] and has to be \[4, 2\]"),
-        ("column", "scales", np.zeros((3, 2), F32), r"scales is \[3, 2\] and has to be \[4, 2\]"),
+        ("column", "scales", np.zeros((4, 3), F32), r"scales is \[4, 3\] and has to be \[4, 4\]"),
+        ("column", "scales", np.zeros((3, 4), F32), r"scales is \[3, 4\] and has to be \[4, 4\]"),
         ("column", "sums", np.zeros((4, 2), S32), r"sums is \[4, 2\] and has to be \[4, 4\]"),
         ("column", "weight", np.zeros((1, 32, 32, 4), U8), r"has to be \[2, 32, 32, 4\]"),
         ("column", "weight", np.zeros((2, 16, 32, 4), U8), r"has to be \[2, 32, 32, 4\]"),

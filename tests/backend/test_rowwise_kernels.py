@@ -68,14 +68,14 @@ def run(
 
 def quantized(x: Array) -> tuple[Array, Array, Array]:
     """By the definition in the schema, in float32 where it says so."""
-    groups = -(-x.shape[1] // 64)
-    padded = np.zeros((len(x), groups, 64), np.float32)
-    padded.reshape(len(x), groups * 64)[:, : x.shape[1]] = x
+    groups = -(-x.shape[1] // 32)
+    padded = np.zeros((len(x), groups, 32), np.float32)
+    padded.reshape(len(x), groups * 32)[:, : x.shape[1]] = x
     largest = np.abs(padded).max(axis=2, keepdims=True)
     factor = np.divide(np.float32(127), largest, where=largest > 0, out=np.zeros_like(largest))
     values = np.clip(np.rint(padded * factor), -127, 127).astype(np.int8)
-    sums = values.reshape(len(x), groups * 2, 32).sum(axis=2, dtype=np.int32)
-    return values.reshape(len(x), groups * 64), largest[:, :, 0] / np.float32(127), sums
+    sums = values.sum(axis=2, dtype=np.int32)
+    return values.reshape(len(x), groups * 32), largest[:, :, 0] / np.float32(127), sums
 
 
 def assert_quantized(outputs: list[Array], x: Array) -> None:
@@ -110,7 +110,10 @@ def activated(x: Array, function: Function) -> NDArray[np.float64]:
     return result
 
 
-SHAPES = [(0, 64), (1, 1), (1, 576), (2, 63), (3, 64), (5, 65), (4, 100), (7, 1536), (70, 513)]
+SHAPES = [
+    *[(0, 64), (1, 1), (2, 31), (3, 32), (4, 33), (2, 63), (3, 64), (5, 65), (2, 96), (4, 100)],
+    *[(1, 576), (7, 1536), (70, 513)],
+]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -124,18 +127,19 @@ def test_rows_are_quantised(shape: tuple[int, int], variant: str) -> None:
 def test_halves_go_to_even_and_nothing_leaves_the_range(variant: str) -> None:
     x = np.zeros((6, 128), np.float32)
     x[0, 0], x[0, 1:5] = 127, [0.5, 1.5, -2.5, 126.5]
-    x[1, 64:] = -3.5  # the group before it is zero
+    x[1, 32:] = -3.5  # the group before it is zero
     x[2] = np.float32(2) ** 127
     x[3, 5], x[3, 6] = 2**-149, -(2**-149)  # 127 / m is infinite
     x[4] = random(128) * np.float32(1e-36)
     x[5] = random(128, seed=1) * np.float32(1e36)
     values, scales, sums = run(QUANTIZE, x, variant=variant)
     assert values[0, :5].tolist() == [127, 0, 2, -2, 126]
-    assert sums[0, 0] == 253
-    assert (values[1, :64] == 0).all()
-    assert (values[1, 64:] == -127).all()
-    assert scales[1].tolist() == [0, np.float32(3.5) / np.float32(127)]
-    assert sums[1].tolist() == [0, 0, -127 * 32, -127 * 32]
+    assert scales[0].tolist() == [1, 0, 0, 0]
+    assert sums[0].tolist() == [127 + 2 - 2 + 126, 0, 0, 0]
+    assert (values[1, :32] == 0).all()
+    assert (values[1, 32:] == -127).all()
+    assert scales[1].tolist() == [0, *[np.float32(3.5) / np.float32(127)] * 3]
+    assert sums[1].tolist() == [0, -127 * 32, -127 * 32, -127 * 32]
     assert (values[2] == 127).all()
     assert values[3, 4:8].tolist() == [0, 127, -127, 0]
     for output, wanted in zip((values, scales, sums), quantized(x[4:]), strict=True):
@@ -150,11 +154,16 @@ def test_what_is_not_finite_stays_in_its_group_and_stays_visible(variant: str) -
     clean, output = (run(QUANTIZE, rows, variant=variant) for rows in (x, broken))
     for before, after in zip(clean, output, strict=True):
         np.testing.assert_array_equal(before[[0, 3]], after[[0, 3]])
-    assert np.isnan(output[1][1, 1])
-    assert np.isinf(output[1][2, 1:]).all()
-    np.testing.assert_array_equal(output[1][[1, 2], 0], clean[1][[1, 2], 0])
-    assert (output[0][1, 64:128] == 0).all()
-    assert (output[0][2, 64:] == 0).all()
+    # By groups of 32: the broken ones are 2 in row 1 (column 70), 3 and 4 in row 2.
+    values, scales, sums = (part.reshape(4, 6, -1) for part in output)
+    assert np.isnan(scales[1, 2])
+    assert np.isinf(scales[2, 3:5]).all()
+    for row, faulty in ((1, [2]), (2, [3, 4])):
+        assert (values[row, faulty] == 0).all()
+        assert (sums[row, faulty] == 0).all()
+        others = np.delete(np.arange(6), faulty)
+        for before, after in zip(clean, (values, scales, sums), strict=True):
+            np.testing.assert_array_equal(before.reshape(4, 6, -1)[row, others], after[row, others])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -1,4 +1,7 @@
-"""What quantisation costs on the real model: text is predicted as by the float32 engine."""
+"""What quantisation costs on the real model: text is predicted as by the float32 engine.
+
+M13: the head is tied to the embedding and both are quantised. M17: the int8 cache's scales are used.
+"""
 
 from __future__ import annotations
 

@@ -87,6 +87,7 @@ MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("model_type", MODELS)
 def test_what_matches_in_a_model(model_type: str) -> None:
+    """M06: partial rotary (glm, phi, gpt_neox). M10: OLMo-2 norms the whole projection."""
     merge_notes, notes, skipped = MODELS[model_type]
     exported, merged, attention = fused(normalised(model_type))
     assert merged.notes == merge_notes

@@ -80,26 +80,30 @@ def test_values_are_rounded_halves_to_even() -> None:
     row[0, :8] = [127, 0.5, 1.5, 2.5, -0.5, -1.5, 126.5, -126.6]
     for quantized, scales, sums in quantized_both_ways(row):
         assert quantized[0, :8].tolist() == [127, 0, 2, 2, 0, -2, 126, -127]
-        assert scales.tolist() == [[1.0]]
+        assert scales.tolist() == [[1.0, 0.0]]
         assert sums.tolist() == [[127 + 2 + 2 - 2 + 126 - 127, 0]]
 
 
-def test_every_group_of_64_has_its_scale_and_the_depth_is_filled_up() -> None:
+def test_every_group_of_32_has_its_scale_and_the_depth_is_filled_up() -> None:
     row = np.zeros((2, 70), np.float32)
-    row[0, 3], row[0, 40], row[0, 64], row[0, 69] = 254, -2, -0.127, 0.001
+    row[0, [3, 31]] = 254, -2
+    row[0, [40, 63]] = -12.7, 0.26
+    row[0, [64, 69]] = -0.127, 0.001
     for quantized, scales, sums in quantized_both_ways(row):
-        assert quantized.shape == (2, 128)
+        assert quantized.shape == (2, 96)
         assert quantized.dtype == np.int8
         assert {int(i): int(quantized[0, i]) for i in np.flatnonzero(quantized[0])} == {
             3: 127,
-            40: -1,
+            31: -1,
+            40: -127,
+            63: 3,
             64: -127,
             69: 1,
         }
-        np.testing.assert_allclose(scales[0], [2.0, 0.001], rtol=1e-6)
-        assert scales[1].tolist() == [0.0, 0.0]
+        np.testing.assert_allclose(scales[0], [2.0, 0.1, 0.001], rtol=1e-6)
+        assert scales[1].tolist() == [0.0, 0.0, 0.0]
         assert sums.dtype == np.int32
-        assert sums.tolist() == [[127, -1, -126, 0], [0, 0, 0, 0]]
+        assert sums.tolist() == [[126, -124, -126], [0, 0, 0]]
 
 
 def test_denormals_and_no_rows_are_quantised() -> None:
@@ -110,7 +114,7 @@ def test_denormals_and_no_rows_are_quantised() -> None:
         assert np.count_nonzero(quantized) <= 1
         assert sums[0].tolist() == [int(quantized.sum()), 0]
     for quantized, scales, sums in quantized_both_ways(np.zeros((0, 70), np.float32)):
-        assert [x.shape for x in (quantized, scales, sums)] == [(0, 128), (0, 2), (0, 4)]
+        assert [x.shape for x in (quantized, scales, sums)] == [(0, 96), (0, 3), (0, 3)]
 
 
 def expected_norm(

@@ -90,6 +90,6 @@ def test_passes_say_what_they_did_and_why_not(null_engine: Path, tmp_path: Path)
         "fuse norms 61",
         "quantize int8 2 2 x 8 bits 1 x small",
         "conv1d 0 nothing of the kind in this model",
-        "quantization weights int8, activations int8 in groups of 64",
+        "quantization weights int8, activations int8 in groups of 32",
         "cache int8, reference layout, 192 B a block",
     }

@@ -161,8 +161,8 @@ def _rows(shape: Shape, precision: str, rows: int, generator: np.random.Generato
     arrays: Arrays = {"bias": np.zeros(0, np.float32), "residual": np.zeros((0, 0), np.float32)}
     if precision == "float32":
         return {"input": generator.standard_normal((rows, shape.depth), np.float32), **arrays}
-    groups = shape.depth // quantization.SUM_GROUP
-    quantized = generator.integers(-127, 128, (rows, groups, quantization.SUM_GROUP), np.int8)
+    groups = shape.depth // quantization.GROUP
+    quantized = generator.integers(-127, 128, (rows, groups, quantization.GROUP), np.int8)
     return {
         "quantized": quantized.reshape(rows, -1),
         "scales": np.full((rows, shape.depth // quantization.GROUP), 0.01, np.float32),
@@ -178,7 +178,7 @@ def _weights(shape: Shape, precision: str, generator: np.random.Generator) -> Ar
     panels = -(-shape.columns // quantized_linear.PANEL)
     bits = 8 if precision == "int8" else 4
     steps = shape.depth * bits // 8 // quantized_linear.DEPTH
-    grouped = (panels, shape.depth // quantized_linear.WEIGHT_GROUP, quantized_linear.PANEL)
+    grouped = (panels, shape.depth // quantization.GROUP, quantized_linear.PANEL)
     halves = (0, 0, 0) if precision == "int8" else grouped
     dims = (panels, steps, quantized_linear.PANEL, quantized_linear.DEPTH)
     return {

@@ -13,9 +13,9 @@ struct Int8;
 
 template <>
 struct Int8<Avx2> {
-  static float largest_magnitude(const __m256 (&x)[8]) {
-    __m256i largest = magnitude(x[0]);
-    for (int i = 1; i < 8; ++i) largest = _mm256_max_epi32(largest, magnitude(x[i]));
+  static float largest_magnitude(const __m256* x) {
+    const __m256i largest = _mm256_max_epi32(_mm256_max_epi32(magnitude(x[0]), magnitude(x[1])),
+                                             _mm256_max_epi32(magnitude(x[2]), magnitude(x[3])));
     __m128i y =
         _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
     y = _mm_max_epi32(y, _mm_shuffle_epi32(y, 0x4e));
@@ -24,12 +24,10 @@ struct Int8<Avx2> {
   }
 
   template <bool kCareful>
-  static void store(const __m256 (&x)[8], float factor, int8_t* to, int32_t* sums) {
-    for (int half = 0; half < 2; ++half) {
-      const __m256i bytes = pack<kCareful>(x + 4 * half, _mm256_set1_ps(factor));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 32 * half), bytes);
-      sums[half] = sum(bytes);
-    }
+  static int32_t store(const __m256* x, float factor, int8_t* to) {
+    const __m256i bytes = pack<kCareful>(x, _mm256_set1_ps(factor));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bytes);
+    return sum(bytes);
   }
 
  private:

@@ -14,9 +14,8 @@ struct Int8;
 
 template <>
 struct Int8<Avx512> {
-  static float largest_magnitude(const __m512 (&x)[4]) {
-    const __m512i largest = _mm512_max_epi32(_mm512_max_epi32(magnitude(x[0]), magnitude(x[1])),
-                                             _mm512_max_epi32(magnitude(x[2]), magnitude(x[3])));
+  static float largest_magnitude(const __m512* x) {
+    const __m512i largest = _mm512_max_epi32(magnitude(x[0]), magnitude(x[1]));
     const __m256i half = _mm256_max_epi32(_mm512_castsi512_si256(largest),
                                           _mm512_extracti64x4_epi64(largest, 1));
     __m128i y = _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
@@ -26,20 +25,19 @@ struct Int8<Avx512> {
   }
 
   template <bool kCareful>
-  static void store(const __m512 (&x)[4], float factor, int8_t* to, int32_t* sums) {
+  static int32_t store(const __m512* x, float factor, int8_t* to) {
     const __m512 f = _mm512_set1_ps(factor);
     auto* at = reinterpret_cast<__m128i*>(to);
-    __m512i y[4];
-    for (int i = 0; i < 4; ++i) {
-      y[i] = round<kCareful>(_mm512_mul_ps(x[i], f));
-      _mm_storeu_si128(at + i, _mm512_cvtepi32_epi8(y[i]));
-    }
-    // Pairs are added until one register of four holds two sums of each half.
-    const __m256i pairs = _mm256_hadd_epi32(halved(_mm512_add_epi32(y[0], y[1])),
-                                            halved(_mm512_add_epi32(y[2], y[3])));
-    const __m128i fours =
-        _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(sums), _mm_hadd_epi32(fours, fours));
+    const __m512i low = round<kCareful>(_mm512_mul_ps(x[0], f));
+    const __m512i high = round<kCareful>(_mm512_mul_ps(x[1], f));
+    _mm_storeu_si128(at, _mm512_cvtepi32_epi8(low));
+    _mm_storeu_si128(at + 1, _mm512_cvtepi32_epi8(high));
+    const __m512i pairs = _mm512_add_epi32(low, high);
+    const __m256i fours = _mm256_add_epi32(_mm512_castsi512_si256(pairs),
+                                           _mm512_extracti64x4_epi64(pairs, 1));
+    __m128i y = _mm_add_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
+    y = _mm_add_epi32(y, _mm_shuffle_epi32(y, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(y, _mm_shuffle_epi32(y, 0xb1)));
   }
 
  private:
@@ -52,9 +50,6 @@ struct Int8<Avx512> {
     if constexpr (!kCareful) return _mm512_cvtps_epi32(x);
     x = _mm512_min_ps(_mm512_set1_ps(127.0f), _mm512_max_ps(_mm512_set1_ps(-127.0f), x));
     return _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask(x, x, _CMP_ORD_Q), x);
-  }
-  static __m256i halved(__m512i x) {
-    return _mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
   }
 };
 

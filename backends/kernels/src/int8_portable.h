@@ -11,13 +11,13 @@ namespace {
 
 template <class V>
 struct Int8 {
-  static constexpr int kRegisters = 64 / V::kLanes;
+  static constexpr int kRegisters = 32 / V::kLanes;
   using Vec = typename V::Vec;
   using Ints = typename V::Mask;
 
-  // The largest of 64 magnitudes. Their representations are compared, and NaN's is above all, so
+  // The largest of 32 magnitudes. Their representations are compared, and NaN's is above all, so
   // a NaN is not lost.
-  static float largest_magnitude(const Vec (&x)[kRegisters]) {
+  static float largest_magnitude(const Vec* x) {
     Ints largest{};
     for (int i = 0; i < kRegisters; ++i) {
       const Ints magnitude = as<Ints>(x[i]) & 0x7fffffff;
@@ -28,15 +28,14 @@ struct Int8 {
     return as<float>(bits);
   }
 
-  // Writes 64 integers: round(x * factor), halves to even, and the sums of the first and the last
-  // 32. Where `kCareful`, they are kept within -127..127 and a NaN becomes 0; else x * factor has
-  // to be within.
+  // Writes 32 integers, round(x * factor), halves to even, and returns their sum. Where `kCareful`,
+  // they are kept within -127..127 and a NaN becomes 0; else x * factor has to be within.
   template <bool kCareful>
-  static void store(const Vec (&x)[kRegisters], float factor, int8_t* to, int32_t* sums) {
+  static int32_t store(const Vec* x, float factor, int8_t* to) {
     // Added to a small number, 1.5 * 2^23 leaves its integer in the low bits, rounded to even.
     const Vec shift = V::set1(12582912.0f);
     [[maybe_unused]] const Vec most = V::set1(127.0f), least = V::set1(-127.0f);
-    sums[0] = sums[1] = 0;
+    int32_t sum = 0;
     for (int i = 0; i < kRegisters; ++i) {
       Vec y = x[i] * factor;
       if constexpr (kCareful) {
@@ -46,9 +45,10 @@ struct Int8 {
       const Ints integers = as<Ints>(y + shift) - as<Ints>(shift);
       for (int lane = 0; lane < V::kLanes; ++lane) {
         to[i * V::kLanes + lane] = static_cast<int8_t>(integers[lane]);
-        sums[i * V::kLanes / 32] += integers[lane];
+        sum += integers[lane];
       }
     }
+    return sum;
   }
 
  private:

@@ -19,7 +19,7 @@ constexpr int64_t kSmallestTask = 1 << 15;
 // threads finish together.
 constexpr int64_t kTasksPerThread = 2;
 
-QuantizedLinearKernel kernel_for(CpuFeatures features) {
+const QuantizedLinearKernel& kernel_for(CpuFeatures features) {
 #if defined(OCTAVO_KERNELS_LANES16)
   static_cast<void>(features);
   return quantized_linear_lanes16();
@@ -36,22 +36,22 @@ QuantizedLinearKernel kernel_for(CpuFeatures features) {
 #endif
 }
 
-Tensor read_groups(const Context& context, size_t index, const char* name, const Tensor& quantized,
-                   int64_t group) {
+Tensor read_groups(const Context& context, size_t index, const char* name,
+                   const Tensor& quantized) {
   const Tensor tensor = read_tensor(context, index, name, 2);
-  const int64_t rows = quantized.dims[0], groups = quantized.dims[1] / group;
+  const int64_t rows = quantized.dims[0], groups = quantized.dims[1] / kGroup;
   if (tensor.dims[0] != rows || tensor.dims[1] != groups)
     refuse("%s is [%" PRId64 ", %" PRId64 "] and has to be [%" PRId64 ", %" PRId64
-           "], one for every %" PRId64 " quantised values; take all three from one Quantize",
-           name, tensor.dims[0], tensor.dims[1], rows, groups, group);
+           "], one for every %d quantised values; take all three from one Quantize",
+           name, tensor.dims[0], tensor.dims[1], rows, groups, kGroup);
   return tensor;
 }
 
 Tensor read_quantized(const Context& context) {
   const Tensor quantized = read_tensor(context, 0, "quantized", 2);
-  if (quantized.dims[1] % kActivationGroup != 0)
+  if (quantized.dims[1] % kGroup != 0)
     refuse("quantized is %" PRId64 " wide and has to be a multiple of %d; fill it up with zeros",
-           quantized.dims[1], kActivationGroup);
+           quantized.dims[1], kGroup);
   return quantized;
 }
 
@@ -72,7 +72,7 @@ const uint8_t* read_weight(const Context& context, int64_t columns, int64_t dept
 const uint16_t* read_group_halves(const Context& context, size_t index, const char* name,
                                   int64_t columns, int64_t depth) {
   const Tensor tensor = read_tensor(context, index, name, 3);
-  const int64_t panels = divide_up(columns, kWeightPanel), groups = depth / kWeightGroup;
+  const int64_t panels = divide_up(columns, kWeightPanel), groups = depth / kGroup;
   if (tensor.dims[0] == 0 && tensor.dims[1] == 0 && tensor.dims[2] == 0) return nullptr;
   if (tensor.dims[0] != panels || tensor.dims[1] != groups || tensor.dims[2] != kWeightPanel)
     refuse("%s is [%" PRId64 ", %" PRId64 ", %" PRId64 "] and has to be [%" PRId64 ", %" PRId64
@@ -93,31 +93,19 @@ void read_scales(const Context& context, QuantizedLinearProblem& p) {
     refuse("group_minimums are given without group_scales; leave them empty, or give both");
 }
 
-// What depends on the activations' sums alone, worked out once for all tasks.
-struct Sums {
+// Room for what depends on the activations' sums alone.
+struct Prepared {
   std::vector<int32_t> starts;
-  std::vector<float> scaled;
+  std::vector<float> scaled_sums;
 };
 
-void prepare(const int32_t* sums, int zero_point, QuantizedLinearProblem& p, Sums& prepared) {
-  constexpr int kHalves = kActivationGroup / kWeightGroup;
-  static_assert(kHalves == 2);
-  const size_t groups = static_cast<size_t>(p.rows * (p.depth / kActivationGroup));
-  const auto start = [zero_point](int64_t sum) { return static_cast<int32_t>(-zero_point * sum); };
-  if (p.group_scales == nullptr) {
-    prepared.starts.resize(groups);
-    for (size_t g = 0; g < groups; ++g)
-      prepared.starts[g] = start(int64_t{sums[2 * g]} + sums[2 * g + 1]);
-  } else {
-    prepared.starts.resize(2 * groups);
-    for (size_t g = 0; g < 2 * groups; ++g) prepared.starts[g] = start(sums[g]);
-  }
+void make_room(QuantizedLinearProblem& p, Prepared& prepared) {
+  const auto groups = static_cast<size_t>(p.rows * (p.depth / kGroup));
+  if (prepared.starts.size() < groups) prepared.starts.resize(groups);
   p.starts = prepared.starts.data();
   if (p.group_minimums == nullptr) return;
-  prepared.scaled.resize(2 * groups);
-  for (size_t g = 0; g < 2 * groups; ++g)
-    prepared.scaled[g] = p.scales[g / 2] * static_cast<float>(sums[g]);
-  p.sums = prepared.scaled.data();
+  if (prepared.scaled_sums.size() < groups) prepared.scaled_sums.resize(groups);
+  p.scaled_sums = prepared.scaled_sums.data();
 }
 
 // Every task has its own part of the output, so the split changes no bit of it.
@@ -165,20 +153,22 @@ void QuantizedLinear::compute(const Context& context) const {
   p.columns = columns_;
   p.depth = quantized.dims[1];
   p.bits = bits_;
-  p.scales = read_groups(context, 1, "scales", quantized, kActivationGroup).as<const float>();
-  const Tensor sums = read_groups(context, 2, "sums", quantized, kWeightGroup);
+  p.scales = read_groups(context, 1, "scales", quantized).as<const float>();
+  p.sums = read_groups(context, 2, "sums", quantized).as<const int32_t>();
+  p.zero_point = zero_point_;
   p.weight = read_weight(context, columns_, p.depth, bits_);
   read_scales(context, p);
   p.bias = read_per_column(context, 7, "bias", columns_);
   p.residual = read_residual(context, 8, p.rows, columns_);
   const int64_t dims[] = {p.rows, p.columns};
   p.output = static_cast<float*>(context.output(0, dims, 2));
-  thread_local Sums prepared;
-  prepare(sums.as<const int32_t>(), zero_point_, p, prepared);
+  thread_local Prepared prepared;
+  make_room(p, prepared);
+  kernel_.prepare(p);
   const std::vector<QuantizedLinearTask> tasks = split(p);
   parallel_for(context, tasks.size(), [&](size_t i) {
     thread_local Scratch scratch;
-    kernel_(p, tasks[i], scratch.floats(size_t{kRowBlock} * kWeightPanel));
+    kernel_.compute(p, tasks[i], scratch.floats(size_t{kRowBlock} * kWeightPanel));
   });
 }
 

@@ -25,7 +25,7 @@ class QuantizedLinear {
   int64_t columns_;
   int bits_;
   int zero_point_;
-  QuantizedLinearKernel kernel_;
+  const QuantizedLinearKernel& kernel_;
 };
 
 }  // namespace octavo

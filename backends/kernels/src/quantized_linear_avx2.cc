@@ -3,5 +3,5 @@
 #include "quantized_linear_kernel.inl.h"
 
 namespace octavo {
-QuantizedLinearKernel quantized_linear_avx2() { return compute_quantized_linear<Avx2Pairs>; }
+const QuantizedLinearKernel& quantized_linear_avx2() { return kQuantizedLinear<Avx2Pairs>; }
 }  // namespace octavo

@@ -3,5 +3,5 @@
 #include "quantized_linear_kernel.inl.h"
 
 namespace octavo {
-QuantizedLinearKernel quantized_linear_avx2_vnni() { return compute_quantized_linear<Avx2Vnni>; }
+const QuantizedLinearKernel& quantized_linear_avx2_vnni() { return kQuantizedLinear<Avx2Vnni>; }
 }  // namespace octavo

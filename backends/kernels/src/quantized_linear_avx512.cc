@@ -3,5 +3,5 @@
 #include "quantized_linear_kernel.inl.h"
 
 namespace octavo {
-QuantizedLinearKernel quantized_linear_avx512() { return compute_quantized_linear<Avx512Pairs>; }
+const QuantizedLinearKernel& quantized_linear_avx512() { return kQuantizedLinear<Avx512Pairs>; }
 }  // namespace octavo

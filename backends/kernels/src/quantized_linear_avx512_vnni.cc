@@ -3,5 +3,5 @@
 #include "quantized_linear_kernel.inl.h"
 
 namespace octavo {
-QuantizedLinearKernel quantized_linear_avx512_vnni() { return compute_quantized_linear<Avx512Vnni>; }
+const QuantizedLinearKernel& quantized_linear_avx512_vnni() { return kQuantizedLinear<Avx512Vnni>; }
 }  // namespace octavo

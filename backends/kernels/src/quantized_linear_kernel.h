@@ -7,24 +7,24 @@
 
 namespace octavo {
 
-constexpr int kWeightPanel = 32;      // columns of the output whose weights lie side by side
-constexpr int kDotDepth = 4;          // values along the depth that lie side by side
-constexpr int kActivationGroup = 64;  // activations that share a scale
-constexpr int kWeightGroup = 32;      // weights that share a scale, where scales are grouped
+constexpr int kWeightPanel = 32;  // columns of the output whose weights lie side by side
+constexpr int kDotDepth = 4;      // values along the depth that lie side by side
+// Values along the depth that share a scale: activations always, weights where scales are grouped.
+constexpr int kGroup = 32;
 
 // Rows whose sums rest in the scratch memory while the weights of a panel go by.
 constexpr int kRowBlock = 192;
 
-// One call of the op; every size in it has been checked. Depths are multiples of kActivationGroup.
+// One call of the op; every size in it has been checked. Depths are multiples of kGroup.
 struct QuantizedLinearProblem {
   const int8_t* quantized;         // [rows, depth]
-  const float* scales;             // [rows, depth / kActivationGroup]
-  const int32_t* starts;           // [rows, depth / group]: -zero_point * sum, where a group's
-                                   // integer sum starts; group is the weights' or activations'
-  const float* sums;               // [rows, depth / kWeightGroup], null without minimums
+  const float* scales;             // [rows, depth / kGroup]
+  const int32_t* sums;             // the same: of quantized
+  int32_t* starts;                 // the same: -zero_point * sum, where integer sums start
+  float* scaled_sums;              // the same: scale * sum, or null without minimums
   const uint8_t* weight;           // [panels, depth / 4, 32, 4], or [panels, depth / 8, 32, 4]
   const float* column_scales;      // [columns], or null where scales are grouped
-  const uint16_t* group_scales;    // halves [panels, depth / kWeightGroup, 32], or null
+  const uint16_t* group_scales;    // halves [panels, depth / kGroup, 32], or null
   const uint16_t* group_minimums;  // the same, or null for none
   const float* bias;               // [columns] or null
   const float* residual;           // [rows, columns] or null
@@ -33,6 +33,7 @@ struct QuantizedLinearProblem {
   int64_t columns;
   int64_t depth;
   int bits;  // 4 or 8
+  int zero_point;
 };
 
 // At most kRowBlock rows [first_row, last_row) and panels [first_panel, last_panel) of the output.
@@ -43,15 +44,18 @@ struct QuantizedLinearTask {
   int64_t last_panel;
 };
 
-// Computes a task; `resting` is kRowBlock * kWeightPanel floats that it may scribble on.
-using QuantizedLinearKernel = void (*)(const QuantizedLinearProblem&, const QuantizedLinearTask&,
-                                       float* resting);
+struct QuantizedLinearKernel {
+  // Fills `starts` and `scaled_sums`, once for all tasks.
+  void (*prepare)(const QuantizedLinearProblem&);
+  // Computes a task; `resting` is kRowBlock * kWeightPanel floats that it may scribble on.
+  void (*compute)(const QuantizedLinearProblem&, const QuantizedLinearTask&, float* resting);
+};
 
-QuantizedLinearKernel quantized_linear_portable();
-QuantizedLinearKernel quantized_linear_avx2();
-QuantizedLinearKernel quantized_linear_avx2_vnni();
-QuantizedLinearKernel quantized_linear_avx512();
-QuantizedLinearKernel quantized_linear_avx512_vnni();
-QuantizedLinearKernel quantized_linear_lanes16();
+const QuantizedLinearKernel& quantized_linear_portable();
+const QuantizedLinearKernel& quantized_linear_avx2();
+const QuantizedLinearKernel& quantized_linear_avx2_vnni();
+const QuantizedLinearKernel& quantized_linear_avx512();
+const QuantizedLinearKernel& quantized_linear_avx512_vnni();
+const QuantizedLinearKernel& quantized_linear_lanes16();
 
 }  // namespace octavo

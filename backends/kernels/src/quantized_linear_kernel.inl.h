@@ -66,7 +66,7 @@ void pass_rows(const QuantizedLinearProblem& p, const QuantizedLinearTask& task,
       pass_tile<T, false, R - 1>(p, weights, row, column, depth, ahead, resting);
     row += height;
     resting += height * T::Dot::kRegisters * T::V::kLanes;
-    ahead.from.bytes += ahead.lines * kLine * ((depth.last - depth.first) / kActivationGroup);
+    ahead.from.bytes += ahead.lines * kLine * ((depth.last - depth.first) / kGroup);
     ahead.scale_lines = 0;
   }
 }
@@ -75,7 +75,7 @@ void pass_rows(const QuantizedLinearProblem& p, const QuantizedLinearTask& task,
 template <class T>
 Weights weights_at(const QuantizedLinearProblem& p, int64_t column, int64_t depth) {
   const int64_t first = column / kWeightPanel * p.depth + depth, within = column % kWeightPanel;
-  const int64_t scale = first / kWeightGroup * kWeightPanel + within;
+  const int64_t scale = first / kGroup * kWeightPanel + within;
   Weights w{};
   w.bytes = p.weight + first * T::kBytesADepth + within * kDotDepth;
   if constexpr (T::kScaling != Scaling::kColumn) w.scales = p.group_scales + scale;
@@ -87,13 +87,13 @@ Weights weights_at(const QuantizedLinearProblem& p, int64_t column, int64_t dept
 // behind `weights`, possibly in the next panel. Nothing is read, so the end needs no care.
 template <class T>
 Ahead fetched_ahead(Weights weights, int64_t distance, int64_t tiles) {
-  const int64_t lines = kActivationGroup * T::kBytesADepth / kLine;
+  const int64_t lines = kGroup * T::kBytesADepth / kLine;
   weights.bytes += distance * T::kBytesADepth;
   if constexpr (T::kScaling != Scaling::kColumn)
-    weights.scales += distance / kWeightGroup * kWeightPanel;
+    weights.scales += distance / kGroup * kWeightPanel;
   if constexpr (T::kScaling == Scaling::kGroupMinimum)
-    weights.minimums += distance / kWeightGroup * kWeightPanel;
-  return {weights, (lines + tiles - 1) / tiles, kActivationGroup / kWeightGroup};
+    weights.minimums += distance / kGroup * kWeightPanel;
+  return {weights, (lines + tiles - 1) / tiles, 1};
 }
 
 // The columns of one tile for all rows of a task.
@@ -145,6 +145,21 @@ void compute_quantized_linear(const QuantizedLinearProblem& p, const QuantizedLi
   else
     choose_scaling<V, false>(p, task, resting);
 }
+
+inline void prepare_quantized_linear(const QuantizedLinearProblem& p) {
+  const int64_t groups = p.rows * (p.depth / kGroup);
+  // Unsigned, so that sums which no Quantize made wrap around instead of being undefined.
+  const uint32_t factor = -static_cast<uint32_t>(p.zero_point);
+  for (int64_t g = 0; g < groups; ++g)
+    p.starts[g] = static_cast<int32_t>(factor * static_cast<uint32_t>(p.sums[g]));
+  if (p.group_minimums == nullptr) return;
+  for (int64_t g = 0; g < groups; ++g)
+    p.scaled_sums[g] = p.scales[g] * static_cast<float>(p.sums[g]);
+}
+
+template <class V>
+constexpr QuantizedLinearKernel kQuantizedLinear{prepare_quantized_linear,
+                                                 compute_quantized_linear<V>};
 
 }  // namespace
 }  // namespace octavo

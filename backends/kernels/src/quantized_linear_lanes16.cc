@@ -4,7 +4,7 @@
 #include "quantized_linear_kernel.inl.h"
 
 namespace octavo {
-QuantizedLinearKernel quantized_linear_lanes16() {
-  return compute_quantized_linear<PortableIntegers<16, 6, 2>>;
+const QuantizedLinearKernel& quantized_linear_lanes16() {
+  return kQuantizedLinear<PortableIntegers<16, 6, 2>>;
 }
 }  // namespace octavo

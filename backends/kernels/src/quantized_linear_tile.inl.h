@@ -37,7 +37,7 @@ struct Weights {
 // after panel, which the hardware follows too late.
 struct Ahead {
   Weights from;
-  int64_t lines;        // of weights, for each group of activations along the depth
+  int64_t lines;        // of weights, for each group along the depth
   int64_t scale_lines;  // the same for scales and minimums
 };
 
@@ -71,7 +71,7 @@ OCTAVO_INLINE typename T::Dot::Weights load_weights(const uint8_t* bytes, int k,
   }
 }
 
-// Adds the products of one group of weights, kWeightGroup along the depth.
+// Adds the products of one group, kGroup along the depth.
 template <class T, bool kStreaming, int R>
 OCTAVO_INLINE void add_products(Totals<T, R>& totals, const uint8_t* bytes,
                                 const int8_t* const (&rows)[R], int64_t depth, Ahead& ahead) {
@@ -83,7 +83,7 @@ OCTAVO_INLINE void add_products(Totals<T, R>& totals, const uint8_t* bytes,
     OCTAVO_UNROLL
     for (int j = 0; j < C; ++j) Dot::begin(sums[r][j], totals[r][j]);
   OCTAVO_UNROLL
-  for (int k = 0; k < kWeightGroup; k += kDotDepth) {
+  for (int k = 0; k < kGroup; k += kDotDepth) {
     if constexpr (kStreaming) fetch(ahead.from.bytes, kDotDepth * T::kBytesADepth / kLine);
     if constexpr (R < C) {  // of both factors the fewer are held, the others pass by
       typename T::V::Activations activations[R];
@@ -151,7 +151,7 @@ OCTAVO_INLINE void add_scaled_group(Chains<T, R>& chains, const Totals<T, R>& to
       const typename V::Vec minimum = V::load_halves(weights.minimums + j * V::kLanes);
       OCTAVO_UNROLL
       for (int r = 0; r < R; ++r)
-        chains[r][j] = V::fma(minimum, V::set1(sums[r * 2 * groups]), chains[r][j]);
+        chains[r][j] = V::fma(minimum, V::set1(sums[r * groups]), chains[r][j]);
     }
   }
 }
@@ -159,7 +159,7 @@ OCTAVO_INLINE void add_scaled_group(Chains<T, R>& chains, const Totals<T, R>& to
 // Moves on by one group of weights.
 template <class T>
 OCTAVO_INLINE void next_group(Weights& weights) {
-  weights.bytes += kWeightGroup * T::kBytesADepth;
+  weights.bytes += kGroup * T::kBytesADepth;
   if constexpr (T::kScaling != Scaling::kColumn) weights.scales += kWeightPanel;
   if constexpr (T::kScaling == Scaling::kGroupMinimum) weights.minimums += kWeightPanel;
 }
@@ -168,35 +168,25 @@ OCTAVO_INLINE void next_group(Weights& weights) {
 template <class T, bool kStreaming, int R>
 OCTAVO_INLINE void advance(const QuantizedLinearProblem& p, Weights weights, int64_t row,
                            DepthRange depth, Ahead ahead, Chains<T, R>& chains) {
-  const int64_t groups = p.depth / kActivationGroup;
+  const int64_t groups = p.depth / kGroup;
   const int8_t* rows[R];
   OCTAVO_UNROLL
   for (int r = 0; r < R; ++r) rows[r] = p.quantized + (row + r) * p.depth;
-  for (int64_t k = depth.first; k < depth.last; k += kActivationGroup) {
-    const int64_t group = row * groups + k / kActivationGroup;
+  for (int64_t k = depth.first; k < depth.last; k += kGroup) {
+    const int64_t group = row * groups + k / kGroup;
     if constexpr (!kStreaming) fetch(ahead.from.bytes, ahead.lines);
     if constexpr (T::kScaling != Scaling::kColumn) fetch(ahead.from.scales, ahead.scale_lines);
     if constexpr (T::kScaling == Scaling::kGroupMinimum)
       fetch(ahead.from.minimums, ahead.scale_lines);
     Totals<T, R> totals;
-    if constexpr (T::kScaling == Scaling::kColumn) {
-      start<T, R>(totals, p.starts + group, groups);
-      OCTAVO_UNROLL
-      for (int half = 0; half < kActivationGroup; half += kWeightGroup) {
-        add_products<T, kStreaming, R>(totals, weights.bytes, rows, k + half, ahead);
-        next_group<T>(weights);
-      }
+    start<T, R>(totals, p.starts + group, groups);
+    add_products<T, kStreaming, R>(totals, weights.bytes, rows, k, ahead);
+    if constexpr (T::kScaling == Scaling::kColumn)
       add_group<T, R>(chains, totals, p.scales + group, groups);
-    } else {
-      for (int half = 0; half < kActivationGroup; half += kWeightGroup) {
-        const int64_t weight_group = 2 * group + half / kWeightGroup;
-        start<T, R>(totals, p.starts + weight_group, 2 * groups);
-        add_products<T, kStreaming, R>(totals, weights.bytes, rows, k + half, ahead);
-        add_scaled_group<T, R>(chains, totals, weights, p.scales + group, p.sums + weight_group,
-                               groups);
-        next_group<T>(weights);
-      }
-    }
+    else
+      add_scaled_group<T, R>(chains, totals, weights, p.scales + group, p.scaled_sums + group,
+                             groups);
+    next_group<T>(weights);
   }
 }
 

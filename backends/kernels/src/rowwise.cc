@@ -76,12 +76,11 @@ RowOutput float_output(const Context& context, int64_t rows, int64_t depth) {
 RowOutput quantized_output(const Context& context, int64_t rows, int64_t depth) {
   const int64_t groups = (depth + kQuantizationGroup - 1) / kQuantizationGroup;
   const int64_t padded = groups * kQuantizationGroup;
-  const int64_t values[] = {rows, padded}, scales[] = {rows, groups};
-  const int64_t sums[] = {rows, padded / kSumGroup};
+  const int64_t values[] = {rows, padded}, for_groups[] = {rows, groups};
   RowOutput output{};
   output.quantized = static_cast<int8_t*>(context.output(0, values, 2));
-  output.scales = static_cast<float*>(context.output(1, scales, 2));
-  output.sums = static_cast<int32_t*>(context.output(2, sums, 2));
+  output.scales = static_cast<float*>(context.output(1, for_groups, 2));
+  output.sums = static_cast<int32_t*>(context.output(2, for_groups, 2));
   return output;
 }
 

@@ -8,11 +8,11 @@
 namespace octavo {
 namespace {
 
-constexpr int kGroup = kQuantizationGroup;
+constexpr int kGroupColumns = 64;
 
 template <class V>
 struct Group {
-  static constexpr int kRegisters = kGroup / V::kLanes;
+  static constexpr int kRegisters = kGroupColumns / V::kLanes;
   typename V::Vec part[kRegisters];
 };
 
@@ -26,7 +26,7 @@ struct Width {
 template <class Body>
 inline void for_each_group(int64_t depth, const Body& body) {
   int64_t column = 0;
-  for (; column + kGroup <= depth; column += kGroup) body(Width<true>{}, column, kGroup);
+  for (; column + kGroupColumns <= depth; column += kGroupColumns) body(Width<true>{}, column, kGroupColumns);
   if (column < depth) body(Width<false>{}, column, static_cast<int>(depth - column));
 }
 
@@ -89,23 +89,29 @@ inline float reduce_add(Group<V> x) {
   return V::reduce_add(x.part[0]);
 }
 
-// Quantises group `group` of a row of `depth` columns; columns behind its end have to be zero.
 template <class V>
-inline void put_quantized(const RowOutput& output, int64_t row, int64_t depth, int64_t group,
-                          const Group<V>& x) {
+inline void put_quantized_part(const RowOutput& output, int64_t at, const typename V::Vec* x) {
   constexpr float kLargestFloat = 3.402823466e+38f;
-  const int64_t at = row * ((depth + kGroup - 1) / kGroup) + group;
-  const float largest = Int8<V>::largest_magnitude(x.part);
+  const float largest = Int8<V>::largest_magnitude(x);
   output.scales[at] = largest / 127.0f;
   // A NaN leaves zeros and a scale of NaN, infinity a scale of infinity: both stay visible.
   const float factor = largest > 0.0f ? 127.0f / largest : 0.0f;
-  int8_t* to = output.quantized + at * kGroup;
-  int32_t* sums = output.sums + at * (kGroup / kSumGroup);
+  int8_t* to = output.quantized + at * kQuantizationGroup;
   // Of finite values times a finite factor none leaves the range and none is NaN.
-  if (largest <= kLargestFloat && factor <= kLargestFloat)
-    Int8<V>::template store<false>(x.part, factor, to, sums);
-  else
-    Int8<V>::template store<true>(x.part, factor, to, sums);
+  const bool finite = largest <= kLargestFloat && factor <= kLargestFloat;
+  output.sums[at] = finite ? Int8<V>::template store<false>(x, factor, to)
+                           : Int8<V>::template store<true>(x, factor, to);
+}
+
+// Quantises the 64 columns from `column` on of a row of `depth`; those behind its end are zero.
+template <class V>
+inline void put_quantized(const RowOutput& output, int64_t row, int64_t depth, int64_t column,
+                          const Group<V>& x) {
+  const int64_t groups = (depth + kQuantizationGroup - 1) / kQuantizationGroup;
+  const int64_t at = row * groups + column / kQuantizationGroup;
+  put_quantized_part<V>(output, at, x.part);
+  if (column + kQuantizationGroup < depth)
+    put_quantized_part<V>(output, at + 1, x.part + Group<V>::kRegisters / 2);
 }
 
 }  // namespace

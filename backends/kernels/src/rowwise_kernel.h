@@ -7,15 +7,14 @@
 
 namespace octavo {
 
-constexpr int kQuantizationGroup = 64;  // columns of a row that share a scale
-constexpr int kSumGroup = 32;           // columns whose quantised values are summed
+constexpr int kQuantizationGroup = 32;  // columns of a row that share a scale and a sum
 
 // Where rows go: floats, or integers where `values` is null.
 struct RowOutput {
   float* values;       // [rows, depth]
   int8_t* quantized;   // [rows, padded depth], depth rounded up to kQuantizationGroup
   float* scales;       // [rows, padded depth / kQuantizationGroup]
-  int32_t* sums;       // [rows, padded depth / kSumGroup]
+  int32_t* sums;       // [rows, padded depth / kQuantizationGroup]
 };
 
 struct QuantizeProblem {

@@ -31,17 +31,17 @@ inline void put_floats(const RowOutput& output, int64_t row, int64_t depth, cons
 template <class V, class Compute>
 inline void put_integers(const RowOutput& output, int64_t row, int64_t depth,
                          const Compute& group) {
-  alignas(64) float ready[kGroupsAtOnce * kGroup];
-  for (int64_t first = 0; first < depth; first += kGroupsAtOnce * kGroup) {
-    const int64_t columns = smaller(depth - first, kGroupsAtOnce * kGroup);
+  alignas(64) float ready[kGroupsAtOnce * kGroupColumns];
+  for (int64_t first = 0; first < depth; first += kGroupsAtOnce * kGroupColumns) {
+    const int64_t columns = smaller(depth - first, kGroupsAtOnce * kGroupColumns);
     for_each_group(columns, [&](auto width, int64_t column, int count) {
       constexpr bool kFull = decltype(width)::kFull;
       const Group<V> x = keep_first<V, kFull>(group(width, first + column, count), count);
-      store<V, true>(ready + column, x, kGroup);
+      store<V, true>(ready + column, x, kGroupColumns);
     });
-    for (int64_t column = 0; column < columns; column += kGroup)
-      put_quantized<V>(output, row, depth, (first + column) / kGroup,
-                       load<V, true>(ready + column, kGroup));
+    for (int64_t column = 0; column < columns; column += kGroupColumns)
+      put_quantized<V>(output, row, depth, first + column,
+                       load<V, true>(ready + column, kGroupColumns));
   }
 }
 
@@ -58,7 +58,7 @@ void quantize(const QuantizeProblem& p, RowRange rows) {
   for (int64_t row = rows.first; row < rows.last; ++row)
     for_each_group(p.depth, [&](auto width, int64_t column, int count) {
       const float* from = p.input + row * p.depth + column;
-      put_quantized<V>(p.output, row, p.depth, column / kGroup,
+      put_quantized<V>(p.output, row, p.depth, column,
                        load<V, decltype(width)::kFull>(from, count));
     });
 }
