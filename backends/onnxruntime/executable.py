@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from octavo.backends import kernels
 from octavo.backends.base import LoadOptions, StepInputs, StepOutputs
+from octavo.backends.page_in import PageIn
 from octavo.graphs import bindings
 from octavo.graphs.errors import BackendError
 
@@ -33,28 +34,27 @@ class OnnxRuntimeExecutable:
         self._vocab_size = manifest.spec.vocab_size
         self._logits = np.empty((0, self._vocab_size), np.float32)
         self._caches: list[ort.OrtValue] = []
+        self._page_in: PageIn | None = None
         self._bound: StepInputs | None = None
         self._outputs = StepOutputs(self._logits)
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         if self._session is None:
             raise BackendError("the engine is closed: load it again")
-        # Frees the old cache before the new one is made.
-        self._binding.clear_binding_inputs()
-        self._binding.clear_binding_outputs()
-        self._bound = None
-        self._caches.clear()
+        self._free_caches()  # before the new ones are made
         layers = self._manifest.spec.kv_cache_bindings(
             self._manifest.limits.block_size, self._manifest.kv_cache_dtype
         )
+        arrays = []
         for binding in layers:
-            # Zeroed lazily by the system: pages that no request touches cost no memory.
             sizes = [int(size) for size in binding.shape[1:]]
             array = np.zeros((num_blocks, *sizes), np.dtype(binding.dtype))
             cache = ort.OrtValue.ortvalue_from_numpy(array)
             self._binding.bind_ortvalue_input(binding.name, cache)
             self._binding.bind_ortvalue_output(bindings.cache_output_name(binding.name), cache)
             self._caches.append(cache)
+            arrays.append(array)
+        self._page_in = PageIn(arrays)
 
     def run(self, inputs: StepInputs) -> StepOutputs:
         if self._session is None or not self._caches:
@@ -78,10 +78,17 @@ class OnnxRuntimeExecutable:
         self._bound = inputs
 
     def close(self) -> None:
+        self._free_caches()
+        self._session = None
+
+    def _free_caches(self) -> None:
+        if self._page_in is not None:
+            self._page_in.stop()
+            self._page_in = None
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
+        self._bound = None
         self._caches.clear()
-        self._session = None
 
     def _logits_buffer(self, rows: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
         if rows > len(self._logits):

@@ -1,6 +1,6 @@
 """What quantisation costs on the real model: text is predicted as by the float32 engine.
 
-M13: the head is tied to the embedding and both are quantised. M17: the int8 cache's scales are used.
+M13: the head is tied to the embedding and both are quantised. M17: a cache's scales are used.
 """
 
 from __future__ import annotations
