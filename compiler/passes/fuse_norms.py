@@ -28,7 +28,7 @@ from octavo.graphs.spec import PassRecord
 
 
 @dataclass(frozen=True)
-class _Norm:
+class Norm:
     last: fx.Node  # what the fused norm stands for
     x: fx.Node  # f32 [..., K]
     weight: fx.Node | None  # f32 [K]
@@ -37,7 +37,7 @@ class _Norm:
     centered: bool
 
 
-class _UnmatchedError(Exception):
+class UnmatchedNormError(Exception):
     """Why what looks like a norm is none that the operator computes."""
 
 
@@ -46,8 +46,8 @@ def fuse_norms(exported: ExportedProgram) -> tuple[ExportedProgram, PassRecord]:
     matches = with_residual = 0
     for node in list(exported.graph.nodes):
         try:
-            norm = _match(exported, node)
-        except _UnmatchedError as reason:
+            norm = match_norm(exported, node)
+        except UnmatchedNormError as reason:
             skipped[str(reason)] += 1
             continue
         if norm is not None:
@@ -60,7 +60,8 @@ def fuse_norms(exported: ExportedProgram) -> tuple[ExportedProgram, PassRecord]:
     return exported, PassRecord(name="fuse_norms", matches=matches, notes=notes, skipped=reasons)
 
 
-def _match(exported: ExportedProgram, node: fx.Node) -> _Norm | None:
+def match_norm(exported: ExportedProgram, node: fx.Node) -> Norm | None:
+    """The norm that ends at `node`, or None; UnmatchedNormError for one of another kind."""
     name = operator_of(node)
     if name in ("aten.layer_norm", "aten.rms_norm"):
         return _whole_norm(exported, node, centered=name == "aten.layer_norm")
@@ -68,7 +69,7 @@ def _match(exported: ExportedProgram, node: fx.Node) -> _Norm | None:
     return None if root is None else _spelled_out_norm(exported, node, *root)
 
 
-def _whole_norm(exported: ExportedProgram, node: fx.Node, *, centered: bool) -> _Norm:
+def _whole_norm(exported: ExportedProgram, node: fx.Node, *, centered: bool) -> Norm:
     x, shape = cast(fx.Node, node.args[0]), cast("list[int]", node.args[1])
     weight = matching.argument(node, 2, "weight")
     bias = matching.argument(node, 3, "bias") if centered else None
@@ -77,16 +78,16 @@ def _whole_norm(exported: ExportedProgram, node: fx.Node, *, centered: bool) -> 
         epsilon = torch.finfo(torch.float32).eps
     _check_rows(x)
     if len(shape) != 1:
-        raise _UnmatchedError(f"a norm over {len(shape)} axes")
+        raise UnmatchedNormError(f"a norm over {len(shape)} axes")
     for operand in (weight, bias):
         if operand is not None and not matching.is_vector(operand, shape[0]):
-            raise _UnmatchedError("a norm whose weight is no float32 vector")
-    return _Norm(node, x, weight, bias, float(epsilon), centered)
+            raise UnmatchedNormError("a norm whose weight is no float32 vector")
+    return Norm(node, x, weight, bias, float(epsilon), centered)
 
 
 def _check_rows(x: fx.Node) -> None:
     if not matching.is_float(x):
-        raise _UnmatchedError("a norm of values other than float32 rows")
+        raise UnmatchedNormError("a norm of values other than float32 rows")
 
 
 def _root_of_mean_square(node: fx.Node) -> tuple[fx.Node, float] | None:
@@ -123,16 +124,16 @@ def _both_orders(pair: tuple[Any, Any] | None) -> list[tuple[Any, Any]]:
 
 def _spelled_out_norm(
     exported: ExportedProgram, root: fx.Node, shifted: fx.Node, epsilon: float
-) -> _Norm:
+) -> Norm:
     _check_rows(shifted)
     x = _uncentered(shifted)
     scaled = matching.only_user(root)
     values = [value for value, other in _both_orders(matching.factors(scaled)) if other is root]
     if scaled is None or not any(_is_same(value, shifted) for value in values):
-        raise _UnmatchedError("an inverse root of a mean square that scales something else")
+        raise UnmatchedNormError("an inverse root of a mean square that scales something else")
     last, weight = _weighted(exported, scaled)
     last, bias = _biased(exported, last)
-    return _Norm(last, shifted if x is None else x, weight, bias, epsilon, x is not None)
+    return Norm(last, shifted if x is None else x, weight, bias, epsilon, x is not None)
 
 
 def _uncentered(node: fx.Node) -> fx.Node | None:
@@ -194,7 +195,7 @@ def _constant_vector(exported: ExportedProgram, node: fx.Node, size: int) -> fx.
     return add_parameter(exported, name, value, sources[0])
 
 
-def _fuse(exported: ExportedProgram, norm: _Norm) -> bool:
+def _fuse(exported: ExportedProgram, norm: Norm) -> bool:
     """Whether an addition went into the norm."""
     graph = exported.graph
     nothing = matching.no_operand(exported, 1)

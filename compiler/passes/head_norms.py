@@ -25,8 +25,8 @@ def head_norms(exported: ExportedProgram) -> dict[fx.Node, HeadNorm]:
     found = {}
     for node in list(exported.graph.nodes):
         try:
-            norm = fuse_norms._match(exported, node)
-        except fuse_norms._UnmatchedError:
+            norm = fuse_norms.match_norm(exported, node)
+        except fuse_norms.UnmatchedNormError:
             continue
         if norm is not None and norm.weight is not None and not (norm.centered or norm.bias):
             found[norm.last] = HeadNorm(norm.last, norm.x, norm.weight, norm.epsilon)
