@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -62,14 +63,29 @@ class GreedyDecoder:
                 f"a prompt of {len(prompt)} tokens and {max_tokens} to generate exceed the "
                 f"engine's max_model_len of {limits.max_model_len}: shorten one of them"
             )
-        budget = limits.max_num_batched_tokens
-        for start in range(0, len(prompt), budget):
-            logits = self._step(prompt[start : start + budget], start)
+        logits = self._prefill(prompt)
         prompt_logits, tokens = logits, [self._best(logits)]
         while len(tokens) < max_tokens and tokens[-1] not in spec.eos_token_ids:
             logits = self._step(tokens[-1:], len(prompt) + len(tokens) - 1)
             tokens.append(self._best(logits))
         return Continuation(prompt_logits, tuple(tokens))
+
+    def predict(self, prompt: list[int], token_ids: Sequence[int]) -> list[int]:
+        """The token that greedy decoding would choose in the place of each of `token_ids`.
+
+        Each follows the prompt and those before it, whatever would have been chosen there.
+        """
+        predicted = [self._best(self._prefill(prompt))]
+        for index, token in enumerate(token_ids[:-1]):
+            predicted.append(self._best(self._step([token], len(prompt) + index)))
+        return predicted
+
+    def _prefill(self, prompt: list[int]) -> Float32Array:
+        """Logits [V] of the prompt's last position."""
+        budget = self.manifest.limits.max_num_batched_tokens
+        for start in range(0, len(prompt), budget):
+            logits = self._step(prompt[start : start + budget], start)
+        return logits
 
     def _step(self, token_ids: list[int], num_computed: int) -> Float32Array:
         """Feeds tokens at the positions from `num_computed` on; logits [V] of the last one."""

@@ -1,4 +1,8 @@
-"""`octavo verify`: an engine's logits and greedy tokens against the checkpoint's own model."""
+"""`octavo verify`: an engine's logits and greedy tokens against the checkpoint's own model.
+
+A quantised engine has other logits on purpose. What it has to have in common are predictions: after
+the tokens of the reference, the most likely next token is nearly always the same.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +54,16 @@ class Comparison:
     passed: bool
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """How often a quantised engine predicts the reference's next token of one prompt."""
+
+    prompt: str
+    num_prompt_tokens: int
+    num_tokens: int
+    num_equal_predictions: int
+
+
 @console.reports_errors
 def verify(
     engine: Annotated[Path, typer.Argument(help="Engine folder.")],
@@ -61,6 +75,12 @@ def verify(
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="Largest difference of a logit that passes.")
     ] = 1e-3,
+    agreement: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=1.0, help="Least share of equal predictions, for a quantised engine."
+        ),
+    ] = 0.85,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare an engine with its checkpoint; exit with 1 where they differ."""
@@ -70,7 +90,26 @@ def verify(
         manifest = decoder.manifest
         prompts = _tokenize(engine, manifest, prompt)
         ours = [decoder.decode(ids, max_tokens) for ids in prompts.values()]
-    theirs = _references(model, manifest.spec, list(prompts.values()), max_tokens)
+        theirs = _references(model, manifest.spec, list(prompts.values()), max_tokens)
+        if manifest.quantization == "none" and manifest.kv_cache_dtype != "int8":
+            passed = _verify_equality(prompts, ours, theirs, tolerance, as_json)
+        else:
+            predicted = [
+                decoder.predict(ids, reference.token_ids)
+                for ids, reference in zip(prompts.values(), theirs, strict=True)
+            ]
+            passed = _verify_agreement(prompts, predicted, theirs, agreement, as_json)
+    if not passed:
+        raise typer.Exit(1)
+
+
+def _verify_equality(
+    prompts: dict[str, list[int]],
+    ours: list[Continuation],
+    theirs: list[Reference],
+    tolerance: float,
+    as_json: bool,
+) -> bool:
     rows = [
         _compare(text, len(ids), ours[i], theirs[i], tolerance)
         for i, (text, ids) in enumerate(prompts.items())
@@ -81,8 +120,29 @@ def verify(
         console.print_json({"passed": passed, "tolerance": tolerance, "prompts": results})
     else:
         _print(rows, tolerance)
-    if not passed:
-        raise typer.Exit(1)
+    return passed
+
+
+def _verify_agreement(
+    prompts: dict[str, list[int]],
+    predicted: list[list[int]],
+    theirs: list[Reference],
+    least: float,
+    as_json: bool,
+) -> bool:
+    rows = []
+    for (text, ids), mine, reference in zip(prompts.items(), predicted, theirs, strict=True):
+        equal = sum(a == b for a, b in zip(mine, reference.token_ids, strict=True))
+        rows.append(Agreement(text, len(ids), len(mine), equal))
+    share = sum(row.num_equal_predictions for row in rows) / sum(row.num_tokens for row in rows)
+    passed = share >= least
+    if as_json:
+        results = [dataclasses.asdict(row) for row in rows]
+        report = {"passed": passed, "agreement": share, "least": least, "prompts": results}
+        console.print_json(report)
+    else:
+        _print_agreement(rows, share, least)
+    return passed
 
 
 def _tokenize(engine: Path, manifest: Manifest, given: list[str] | None) -> dict[str, list[int]]:
@@ -195,3 +255,19 @@ def _print(rows: list[Comparison], tolerance: float) -> None:
             "equal" if row.passed else "DIFFERENT",
         )
     console.print_tables(table)
+
+
+def _print_agreement(rows: list[Agreement], share: float, least: float) -> None:
+    table = console.table(
+        "predictions of the quantised engine, against the checkpoint in float32",
+        "prompt", "tokens>", "equal predictions>",
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(
+            row.prompt.replace("\n", "\\n"),
+            str(row.num_prompt_tokens),
+            f"{row.num_equal_predictions} of {row.num_tokens}",
+        )
+    console.print_tables(table)
+    result = "enough" if share >= least else "TOO FEW"
+    typer.echo(f"{share:.1%} of the predictions are equal, {result} for {least:.0%}")

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from octavo.backends import null
 from octavo.backends.base import Float32Array
+from octavo.backends.bundle import MANIFEST_NAME, read_manifest
 from octavo.graphs.errors import RequestError
 from octavo.tools import verify
 from octavo.tools.greedy import GreedyDecoder
@@ -43,6 +44,14 @@ def test_greedy_decoding_refuses_what_does_not_fit(null_engine: Path) -> None:
             decoder.decode([1] * 250, 7)
         with pytest.raises(RequestError, match="no tokens"):
             decoder.decode([], 1)
+
+
+def test_predictions_follow_what_is_given(null_engine: Path) -> None:
+    prompt, given = [(7 * i) % VOCAB_SIZE for i in range(150)], [5, 6, 7, 8]
+    with GreedyDecoder(null_engine) as decoder:
+        predicted = decoder.predict(prompt, given)
+    contexts = [prompt + given[:count] for count in range(4)]
+    assert predicted == [expected(context, 1)[0] for context in contexts]
 
 
 def reference_of(
@@ -121,6 +130,24 @@ def test_other_logits_at_the_prompt_fail(
     assert (code, shown["passed"]) == (1, False)
     difference = shown["prompts"][0]["max_logit_difference"]
     assert difference is None if edit == "nan" else difference > 0.4
+
+
+@pytest.mark.parametrize("edit", ["none", "wrong"])
+def test_a_quantised_engine_is_judged_by_its_predictions(
+    null_engine: Path, monkeypatch: pytest.MonkeyPatch, edit: str
+) -> None:
+    reference_of(null_engine, monkeypatch, edit, at=5)
+    manifest = read_manifest(null_engine)
+    quantised = manifest.model_copy(update={"quantization": "int8"})
+    (null_engine / MANIFEST_NAME).write_text(quantised.model_dump_json())
+    code, output = run(null_engine, "--json", "--agreement", "0.9")
+    shown = json.loads(output)
+    # The last of the six tokens of each of three prompts is another.
+    share = {"none": 1.0, "wrong": 15 / 18}[edit]
+    assert shown["agreement"] == pytest.approx(share)
+    assert (code, shown["passed"]) == ((0, True) if edit == "none" else (1, False))
+    assert run(null_engine, "--agreement", "0.8")[0] == 0
+    assert f"{share:.1%}" in run(null_engine)[1]
 
 
 def test_a_text_prompt_needs_a_tokenizer(null_engine: Path) -> None:
