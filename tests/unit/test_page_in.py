@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
+import threading
 from itertools import pairwise
 
 import numpy as np
@@ -39,6 +41,12 @@ def test_what_is_written_meanwhile_stays() -> None:
     array[:] = 7
     fetching.wait()
     assert (array == 7).all()
+
+
+def test_the_caller_keeps_its_priority() -> None:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    PageIn([np.zeros(8 << 20, np.int8)]).wait()
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
 def test_it_can_be_stopped_at_any_time() -> None:

@@ -17,7 +17,7 @@ constexpr int64_t kRowBlock = 192;
 constexpr int64_t kRowMultiple = 8;  // of the tiles of most instruction sets
 // Parts of the panels a thread: enough that the last one to finish keeps the others waiting for
 // little.
-constexpr int64_t kPartsPerThread = 8;
+constexpr int64_t kPartsPerThread = 2;
 // The smallest parts, in panels of a single tile of rows and in groups of panels of several.
 constexpr int64_t kSmallestPartOfOneTile = 8;
 constexpr int64_t kSmallestPart = 3;

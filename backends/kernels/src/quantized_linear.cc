@@ -14,10 +14,7 @@ namespace {
 // Multiply-adds that take as long as reading one byte of weights from memory.
 constexpr int64_t kRowsAByte = 16;
 // What a task costs at least, in bytes read: with less, waking a thread takes longer.
-constexpr int64_t kSmallestTask = 1 << 15;
-// A thread's share of what is left that one task takes: tasks shrink towards the end, so that the
-// threads finish together.
-constexpr int64_t kTasksPerThread = 2;
+constexpr int64_t kSmallestTask = 1 << 16;
 
 const QuantizedLinearKernel& kernel_for(CpuFeatures features) {
 #if defined(OCTAVO_KERNELS_LANES16)
@@ -116,7 +113,8 @@ std::vector<QuantizedLinearTask> split(const QuantizedLinearProblem& p) {
           kRowsAByte,
       1);
   const int64_t least = divide_up(kSmallestTask, cost);
-  const int64_t shares = kTasksPerThread * static_cast<int64_t>(hardware_threads());
+  // A thread's share of what is left: tasks shrink towards the end, so that threads end together.
+  const auto shares = static_cast<int64_t>(hardware_threads());
   std::vector<QuantizedLinearTask> tasks;
   for (int64_t panel = 0, last; panel < panels; panel = last) {
     last = std::min(panel + std::max(divide_up(panels - panel, shares), least), panels);
