@@ -85,7 +85,7 @@ class Leaf:
     numbers: Tensor  # i64
 
 
-class Unknown(Exception):  # noqa: N818
+class UnknownElementsError(Exception):
     """A size that the number of tokens does not tell."""
 
 
@@ -213,7 +213,7 @@ class Elements:
             return size
         value = size.node.expr.subs(self._symbol, TOKENS)
         if not value.is_Integer:
-            raise Unknown("its sizes depend on more than the number of tokens")
+            raise UnknownElementsError("its sizes depend on more than the number of tokens")
         return int(value)
 
 

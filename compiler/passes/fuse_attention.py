@@ -16,11 +16,11 @@ from torch.export import ExportedProgram
 
 from octavo.compiler.passes import matching
 from octavo.compiler.passes.dependence import Dependence
-from octavo.compiler.passes.elements import Elements, Unknown
+from octavo.compiler.passes.elements import Elements, UnknownElementsError
 from octavo.compiler.passes.head_norms import HeadNorm, head_norms
 from octavo.compiler.passes.packing import Columns, Packer, columns_of, joined
 from octavo.compiler.passes.parameters import call, remove_unused_parameters
-from octavo.compiler.passes.rotary import Heads, NotExpressed, read
+from octavo.compiler.passes.rotary import Heads, NoRotaryError, read
 from octavo.graphs.ops import paged_attention
 from octavo.graphs.ops.fused_paged_attention_torch import OPERATOR
 from octavo.graphs.ops.paged_attention_torch import OPERATOR as PAGED_ATTENTION
@@ -70,7 +70,7 @@ class _Fuser:
         try:
             parts = [self._read(elements, node) for node in (query, key)]
             angles = self._angles(elements, *parts)
-        except (NotExpressed, Unknown) as reason:
+        except (NoRotaryError, UnknownElementsError) as reason:
             self.skipped[f"rotary left alone: {reason}"] += 1
             parts = [_opaque(elements, node) for node in (query, key)]
             angles = None
@@ -86,22 +86,22 @@ class _Fuser:
         columns = columns_of(elements, heads.numbers)
         source = node if columns is None else columns.node
         if heads.rotation is None and self.dependence.meets_positions(source):
-            raise NotExpressed("other operators follow it")
+            raise NoRotaryError("other operators follow it")
         if columns is None and heads.rotation is not None:
-            raise NotExpressed("what it turns comes from several values")
+            raise NoRotaryError("what it turns comes from several values")
         return _opaque(elements, node) if columns is None else _Part(columns, heads)
 
     def _angles(self, elements: Elements, query: _Part, key: _Part) -> list[fx.Node] | None:
         if key.heads.scale != 1:
-            raise NotExpressed("keys are scaled")  # the cache would hold other keys
+            raise NoRotaryError("keys are scaled")  # the cache would hold other keys
         first, second = query.heads.rotation, key.heads.rotation
         if first is None and second is None:
             return None
         if first is None or second is None or not first.same(second):
-            raise NotExpressed("queries and keys are turned by different angles")
+            raise NoRotaryError("queries and keys are turned by different angles")
         columns = [columns_of(elements, numbers) for numbers in (first.cos, first.sin)]
         if None in columns:
-            raise NotExpressed("its angles come from several values")
+            raise NoRotaryError("its angles come from several values")
         return [self.packer.shared(cast(Columns, table)) for table in columns]
 
     def _normed(self, elements: Elements, parts: list[_Part]) -> list[_Part]:
@@ -123,7 +123,7 @@ class _Fuser:
     def _value(self, elements: Elements, node: fx.Node) -> _Part:
         try:
             heads = read(elements.of(node))
-        except (NotExpressed, Unknown):
+        except (NoRotaryError, UnknownElementsError):
             return _opaque(elements, node)
         columns = columns_of(elements, heads.numbers)
         if columns is None or heads.rotation is not None or heads.scale != 1:

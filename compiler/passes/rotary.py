@@ -36,7 +36,7 @@ class Heads:
     scale: float = 1.0
 
 
-class NotExpressed(Exception):  # noqa: N818
+class NoRotaryError(Exception):
     """Why the terms are no rotary embedding that the operator computes."""
 
 
@@ -46,13 +46,13 @@ def read(terms: Terms) -> Heads:
     count = (coefficient != 0).sum(0)
     turned = count == 2
     if bool((count > 2).any()) or bool((count < 1).any()):
-        raise NotExpressed("its elements are sums of other than two products")
+        raise NoRotaryError("its elements are sums of other than two products")
     scale = float(coefficient[0].abs().max())
     if bool((coefficient[:2].abs() - scale)[coefficient[:2] != 0].any()):
-        raise NotExpressed("its elements are scaled differently")
+        raise NoRotaryError("its elements are scaled differently")
     plain = ~turned
     if bool(factor[0][plain].any()) or bool((coefficient[0][plain] < 0).any()):
-        raise NotExpressed("its elements are scaled, not turned")
+        raise NoRotaryError("its elements are scaled, not turned")
     if not bool(turned.any()):
         return Heads(value[0], scale=scale)
     size = _turned_size(turned)
@@ -77,18 +77,18 @@ def _turned_size(turned: Tensor) -> int:
     size = int(turned[0, 0].sum())
     first = torch.arange(turned.shape[2]) < size
     if size % 2 or not bool((turned == first).all()):
-        raise NotExpressed("it does not turn the first elements of a head")
+        raise NoRotaryError("it does not turn the first elements of a head")
     return size
 
 
 def _rotation(coefficient: Tensor, value: Tensor, factor: Tensor) -> tuple[Tensor, Rotation]:
     """[2, T, H, R] each: the elements that are turned [T, H, R], and how."""
     if bool((factor == 0).any()):
-        raise NotExpressed("its elements are added, not turned")
+        raise NoRotaryError("its elements are added, not turned")
     minus = coefficient < 0
     negative = minus.any(0)
     if bool(minus.all(0).any()):
-        raise NotExpressed("it turns the other way")
+        raise NoRotaryError("it turns the other way")
     # The first of a pair has its partner's term negative. What is own there is foreign elsewhere.
     swapped = minus[0]
     foreign = torch.where(swapped, value[1], value[0])[negative]
@@ -96,11 +96,11 @@ def _rotation(coefficient: Tensor, value: Tensor, factor: Tensor) -> tuple[Tenso
     own, partner = _ordered(value, swapped)
     cosine, sine = _ordered(factor, swapped)
     if not bool((cosine == cosine[:, :1]).all() and (sine == sine[:, :1]).all()):
-        raise NotExpressed("it turns every head by other angles")
+        raise NoRotaryError("it turns every head by other angles")
     for interleaved in (False, True):
         if _paired(own, partner, negative, interleaved):
             return own, Rotation(cosine[:, 0], sine[:, 0], interleaved)
-    raise NotExpressed("its pairs are neither neighbours nor halves")
+    raise NoRotaryError("its pairs are neither neighbours nor halves")
 
 
 def _ordered(pair: Tensor, swapped: Tensor) -> tuple[Tensor, Tensor]:
