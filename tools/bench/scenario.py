@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from octavo.graphs.errors import OctavoError
 
 FOLDER = Path(__file__).parent / "scenarios"
+T = TypeVar("T")
 
 
 class ScenarioBase(BaseModel):
@@ -129,10 +130,15 @@ parser: TypeAdapter[Scenario] = TypeAdapter(Scenario)
 
 def load(folder: Path = FOLDER) -> list[Scenario]:
     """The scenarios of a folder, by file name; raises OctavoError naming a file that is wrong."""
+    return load_as(parser, folder)
+
+
+def load_as(wanted: TypeAdapter[T], folder: Path) -> list[T]:
+    """The same for scenarios of another type."""
     scenarios = []
     for path in sorted(folder.glob("*.json")):
         try:
-            scenarios.append(parser.validate_json(path.read_bytes()))
+            scenarios.append(wanted.validate_json(path.read_bytes()))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
-from octavo.graphs.errors import OctavoError
-from octavo.tools.bench.scenario import METRICS, Throughput, TimeToFirstToken
+from octavo.tools.bench.scenario import METRICS, Throughput, TimeToFirstToken, load_as
 
 FOLDER = Path(__file__).parent / "scenarios"
 Targets = dict[str, dict[str, float]]  # by model, then by precision: Octavo / best peer
@@ -28,17 +27,7 @@ parser: TypeAdapter[Scenario] = TypeAdapter(Scenario)
 
 def load(folder: Path = FOLDER) -> list[Scenario]:
     """The scenarios of a folder, by file name; raises OctavoError naming a file that is wrong."""
-    scenarios = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            scenarios.append(parser.validate_json(path.read_bytes()))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise OctavoError(f"{path.name} is no scenario: {where}: {first['msg']}") from None
-    if not scenarios:
-        raise OctavoError(f"{folder} holds no scenarios (*.json)")
-    return scenarios
+    return load_as(parser, folder)
 
 
 def sizes(scenario: Scenario) -> tuple[int, int, int]:
