@@ -4,28 +4,20 @@ is, and the same bits in every schedule.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from octavo.backends import kernels
-from octavo.graphs.ops import paged_attention
 from octavo.graphs.ops.fused_paged_attention import INT8_SCHEMA, SCHEMA
 from octavo.graphs.ops.quantization import LARGEST
 from tests.backend.attention_steps import (
-    Attention,
     Change,
     Chunk,
     Floats,
     History,
-    PagedRun,
-    Steps,
     assert_close,
     assert_same_bits,
     keep,
@@ -33,236 +25,21 @@ from tests.backend.attention_steps import (
     put,
     reference,
     run_in_place,
-    step_lists,
     zeros,
 )
-from tests.backend.kernel_variants import VARIANTS, library_of
-
-Doubles = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Fused(Attention):
-    rotary: int = 16  # R; 0: none
-    interleaved: bool = False
-    query_norm: bool = False
-    key_norm: bool = False
-    epsilon: float = 1e-2
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        return {
-            **super().attributes,
-            "num_heads": self.heads,
-            "num_kv_heads": self.kv_heads,
-            "head_size": self.key_size,
-            "interleaved": int(self.interleaved),
-            "norm_epsilon": self.epsilon,
-        }
-
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        return (self.heads * self.value_size,)
-
-    @property
-    def query_weight(self) -> Floats:
-        return np.linspace(0.5, 1.5, self.key_size * self.query_norm, dtype=np.float32)
-
-    @property
-    def key_weight(self) -> Floats:
-        return np.linspace(-1.2, 0.8, self.key_size * self.key_norm, dtype=np.float32)
-
-
-GROUPED = Fused(heads=9, kv_heads=3, key_size=64, value_size=64, rotary=64)
-EVERYTHING = Fused(
-    heads=6, kv_heads=3, key_size=40, value_size=24, block_size=32, sliding_window=45,
-    softcap=3.0, sinks=True, alibi=True, rotary=20, query_norm=True, key_norm=True,
-)  # fmt: skip
-CASES = {
-    "grouped": GROUPED,
-    "normed": replace(GROUPED, query_norm=True, key_norm=True),
-    "query_norm_only": Fused(query_norm=True),
-    "key_norm_only": Fused(key_norm=True, rotary=0),
-    "nothing": Fused(rotary=0),
-    "partial": Fused(key_size=80, value_size=80, rotary=32),
-    "partial_odd": Fused(key_size=37, value_size=41, rotary=22, query_norm=True, key_norm=True),
-    "one_pair": Fused(key_size=3, value_size=2, rotary=2),
-    "interleaved": Fused(key_size=64, value_size=64, rotary=64, interleaved=True),
-    "interleaved_partial": Fused(key_size=29, value_size=16, rotary=14, interleaved=True),
-    "head_size_512": Fused(
-        heads=2, kv_heads=1, key_size=512, value_size=512, rotary=512, scale=0.04, key_norm=True
-    ),
-    "wide_group": Fused(heads=130, kv_heads=1, key_size=8, value_size=8, rotary=8),
-    "wide_value": Fused(key_size=12, value_size=100, rotary=12),
-    "bidirectional": Fused(causal=False),
-    "block_48": Fused(block_size=48),
-    "everything": EVERYTHING,
-    "everything_interleaved": replace(EVERYTHING, interleaved=True),
-}
-
-
-@dataclass(frozen=True)
-class PackedHistory(History):
-    """Heads as the projection leaves them, and each token's rotation."""
-
-    cos: Floats  # [L, R]; of any size, so that an element is told from its partner
-    sin: Floats  # [L, R]
-
-    @staticmethod
-    def random(spec: Attention, length: int, seed: int) -> PackedHistory:
-        assert isinstance(spec, Fused)
-        heads = History.random(spec, length, seed)
-        rotation = np.random.default_rng(seed + 1).uniform(-1, 1, (2, length, spec.rotary))
-        return PackedHistory(heads.query, heads.key, heads.value, *rotation.astype(np.float32))
-
-
-def normed(x: Doubles, weight: Floats, epsilon: float) -> Doubles:
-    if not len(weight):
-        return x
-    mean_square: Doubles = np.mean(x**2, axis=-1, keepdims=True)
-    return x / np.sqrt(mean_square + epsilon) * weight
-
-
-def turned(spec: Fused, x: Doubles, cos: Floats, sin: Floats) -> Doubles:
-    """[L, heads, Dk], pair by pair."""
-    y = x.copy()
-    half = spec.rotary // 2
-    for pair in range(half):
-        i, j = (2 * pair, 2 * pair + 1) if spec.interleaved else (pair, pair + half)
-        y[..., i] = x[..., i] * cos[:, None, i] - x[..., j] * sin[:, None, i]
-        y[..., j] = x[..., j] * cos[:, None, j] + x[..., i] * sin[:, None, j]
-    return y
-
-
-def prepared(spec: Fused, history: PackedHistory) -> History:
-    """Queries and keys as attention takes them, in float64."""
-    query = normed(history.query.astype(np.float64), spec.query_weight, spec.epsilon)
-    key = normed(history.key.astype(np.float64), spec.key_weight, spec.epsilon)
-    query, key = (turned(spec, x, history.cos, history.sin) for x in (query, key))
-    heads: Any = (query, key, history.value)  # float64, where a history has float32
-    return History(*heads)
-
-
-@dataclass
-class FusedRun(PagedRun):
-    """Steps of the op over a cache of float32."""
-
-    def token_feeds(self, chunks: Sequence[Chunk]) -> dict[str, NDArray[Any]]:
-        spec = self.spec
-        assert isinstance(spec, Fused)
-        heads = [self.gather(name, chunks) for name in ("query", "key", "value")]
-        rotation = {
-            name: self.gather(name, chunks) if spec.rotary else np.zeros((0, 0), np.float32)
-            for name in ("cos", "sin")
-        }
-        return {
-            "qkv": np.concatenate([x.reshape(len(x), x.shape[1] * x.shape[2]) for x in heads], 1),
-            **rotation,
-            "query_norm": spec.query_weight,
-            "key_norm": spec.key_weight,
-        }
-
-    def stored(self, sequence: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Keys [L, Hkv, Dk] and values [L, Hkv, Dv] as they lie in the cache."""
-        spec = self.spec
-        length = len(self.histories[sequence].query)
-        slots = self.slots(sequence, np.arange(length, dtype=np.int32))
-        blocks, offsets = slots // spec.block_size, slots % spec.block_size
-        n, _, heads, size, width = self.cache.shape
-        keys = self.cache.reshape(n, 2, heads, width, size)[blocks, 0, :, : spec.key_size, offsets]
-        return keys, self.cache[blocks, 1, :, offsets, : spec.value_size]
-
-
-@dataclass
-class Int8Run(FusedRun):
-    """Steps over a cache of integers, with scales that are NaN where nothing was written."""
-
-    scales: Floats = field(init=False)
-
-    def allocate(self, num_blocks: int) -> None:
-        super().allocate(num_blocks)
-        shape = self.cache.shape
-        rng = np.random.default_rng(self.seed)
-        self.cache = rng.integers(-128, 128, shape).astype(np.int8)
-        self.scales = np.full(shape[:-1], np.nan, np.float32)
-
-    def cache_feeds(self) -> dict[str, NDArray[Any]]:
-        return {"kv_cache": self.cache, "kv_scales": self.scales}
-
-    def stored_scales(self, sequence: int) -> tuple[Floats, Floats]:
-        """Of keys and values, [L, Hkv]."""
-        length = len(self.histories[sequence].query)
-        slots = self.slots(sequence, np.arange(length, dtype=np.int32))
-        size = self.spec.block_size
-        keys, values = (self.scales[slots // size, plane, :, slots % size] for plane in (0, 1))
-        return keys, values
-
-    def read_back(self, sequence: int) -> tuple[Doubles, Doubles]:
-        """Keys and values as attention reads them: scale * integer."""
-        pairs = zip(self.stored(sequence), self.stored_scales(sequence), strict=True)
-        keys, values = (x * scales[..., None].astype(np.float64) for x, scales in pairs)
-        return keys, values
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One instruction set's build of the kernels."""
-
-    name: str
-
-    def run(
-        self,
-        spec: Fused,
-        histories: Sequence[PackedHistory],
-        *,
-        int8: bool = False,
-        threads: int = 1,
-        seed: int = 0,
-    ) -> FusedRun:
-        run, schema = (Int8Run, INT8_SCHEMA) if int8 else (FusedRun, SCHEMA)
-        session = open_session(self.name, schema, spec.attributes, threads)
-        return run(session, spec, histories, seed)
-
-    def int8_run(self, spec: Fused, histories: Sequence[PackedHistory]) -> Int8Run:
-        run = self.run(spec, histories, int8=True)
-        assert isinstance(run, Int8Run)
-        return run
-
-    def plain_run(self, spec: Fused, histories: Sequence[History]) -> PagedRun:
-        plain = Attention(**{f.name: getattr(spec, f.name) for f in fields(Attention)})
-        session = open_session(self.name, paged_attention.SCHEMA, plain.attributes)
-        return PagedRun(session, plain, histories)
-
-
-@pytest.fixture(scope="module", params=VARIANTS)
-def variant(request: pytest.FixtureRequest) -> Variant:
-    library_of(request.param)
-    return Variant(request.param)
-
-
-@pytest.fixture(scope="module")
-def best() -> Variant:
-    return Variant(kernels.instruction_set())
-
-
-both_caches = pytest.mark.parametrize("int8", [False, True], ids=["float32", "int8"])
-
-
-def mixed_batch(run: FusedRun) -> list[tuple[Chunk, Floats]]:
-    """Prefill, decode, verification, an idle sequence and a chunk, behind prefixes."""
-    run.step(Chunk(1, 0, 70), Chunk(2, 0, 20), Chunk(4, 0, 64))
-    chunks = [Chunk(0, 0, 37), Chunk(1, 70, 1), Chunk(2, 20, 5), Chunk(3, 0, 0), Chunk(4, 64, 64)]
-    return list(zip(chunks, run.step(*chunks), strict=True))
-
-
-LENGTHS = (37, 71, 25, 33, 128)
-
-
-def random_histories(spec: Fused, lengths: Sequence[int] = LENGTHS) -> list[PackedHistory]:
-    return [PackedHistory.random(spec, length, length) for length in lengths]
-
-
-# --- against float64 ------------------------------------------------------------------------------
+from tests.backend.fused_attention_steps import (
+    CASES,
+    EVERYTHING,
+    GROUPED,
+    Fused,
+    Int8Run,
+    PackedHistory,
+    Variant,
+    both_caches,
+    mixed_batch,
+    prepared,
+    random_histories,
+)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -298,9 +75,6 @@ def test_a_context_of_several_segments_matches_float64(variant: Variant, int8: b
         read_back: Any = run.read_back(0)
         expected = History(expected.query, *read_back)
     assert_close(output, reference(spec, expected, 1290, 10))
-
-
-# --- exact arithmetic -----------------------------------------------------------------------------
 
 
 def exact_history(spec: Fused, length: int) -> PackedHistory:
@@ -403,9 +177,6 @@ def test_a_number_that_is_not_finite_is_not_hidden_by_quantising(
     assert np.isnan(output[10:]).all()
 
 
-# --- the cache ------------------------------------------------------------------------------------
-
-
 @both_caches
 def test_slot_minus_1_writes_nothing(best: Variant, int8: bool) -> None:
     run = best.run(GROUPED, [PackedHistory.random(GROUPED, 40, 0)], int8=int8)
@@ -456,120 +227,6 @@ def test_no_row_is_touched_by_what_it_does_not_see(
     assert_same_bits(output[:41], expected[:41])
     assert_same_bits(output[41 + 19 :], expected[41 + 19 :])
 
-
-# --- the same bits in every schedule --------------------------------------------------------------
-
-
-@both_caches
-@pytest.mark.parametrize("case", ["normed", "partial_odd", "interleaved", "everything"])
-def test_chunks_do_not_change_a_bit(variant: Variant, case: str, int8: bool) -> None:
-    spec = CASES[case]
-    history = PackedHistory.random(spec, 150, 0)
-    whole = variant.run(spec, [history], int8=int8).chunked(150)
-    for seed, size in enumerate((1, 3, 16, 100)):
-        run = variant.run(spec, [history], int8=int8, seed=seed)
-        assert_same_bits(run.chunked(size), whole)
-
-
-@both_caches
-@pytest.mark.parametrize("case", ["normed", "everything"])
-def test_batch_mates_and_places_do_not_change_a_bit(
-    variant: Variant, case: str, int8: bool
-) -> None:
-    spec = CASES[case]
-    histories = random_histories(spec, (95, 34, 61))
-    alone = [variant.run(spec, [h], int8=int8).chunked(len(h.query)) for h in histories]
-    run = variant.run(spec, histories, int8=int8, seed=5)
-    first = run.step(Chunk(2, 0, 13), Chunk(0, 0, 70), Chunk(1, 0, 34))
-    second = run.step(Chunk(0, 70, 25), Chunk(2, 13, 48))
-    assert_same_bits(np.concatenate([first[1], second[0]]), alone[0])
-    assert_same_bits(first[2], alone[1])
-    assert_same_bits(np.concatenate([first[0], second[1]]), alone[2])
-
-
-@both_caches
-@pytest.mark.parametrize("heads", [(4, 2), (1, 1), (7, 1)])
-def test_segments_and_threads_do_not_change_a_bit(
-    variant: Variant, heads: tuple[int, int], int8: bool
-) -> None:
-    spec = Fused(heads=heads[0], kv_heads=heads[1], key_size=16, value_size=16)
-    history = PackedHistory.random(spec, 1600, 0)
-    whole = variant.run(spec, [history], int8=int8).chunked(1600)
-    for threads in (1, 2):
-        run = variant.run(spec, [history], int8=int8, threads=threads, seed=threads)
-        assert_same_bits(run.chunked(700), whole)
-        for start in (511, 512, 1023, 1060, 1599):
-            (decode,) = run.step(Chunk(0, start, 1))
-            assert_same_bits(decode, whole[start : start + 1])
-        for start, count in ((500, 30), (1000, 100), (1090, 510)):
-            (chunk,) = run.step(Chunk(0, start, count))
-            assert_same_bits(chunk, whole[start : start + count])
-
-
-@both_caches
-@pytest.mark.parametrize("case", ["everything", "everything_interleaved"])
-def test_instruction_sets_agree_bit_for_bit(case: str, int8: bool) -> None:
-    """All fuse their multiply-adds but the portable one, which does so only where the CPU does."""
-    spec = CASES[case]
-    history = PackedHistory.random(spec, 700, 0)
-    outputs = {}
-    for name in ("avx2", "avx512", "lanes16"):
-        try:
-            library_of(name)
-        except pytest.skip.Exception:
-            continue
-        run = Variant(name).run(spec, [history], int8=int8)
-        outputs[name] = [run.chunked(700), *run.cache_feeds().values()]
-    if len(outputs) < 2:
-        pytest.skip("needs two instruction sets with fused multiply-add")
-    first, *others = outputs.values()
-    for other in others:
-        for array, expected in zip(other, first, strict=True):
-            np.testing.assert_array_equal(array.view(np.uint8), expected.view(np.uint8))
-
-
-@st.composite
-def schedules(draw: st.DrawFn) -> tuple[Fused, list[int], Steps]:
-    """An attention and a schedule for it."""
-    kv_heads = draw(st.integers(1, 3))
-    key_size = draw(st.integers(1, 40))
-    spec = Fused(
-        heads=kv_heads * draw(st.integers(1, 5)),
-        kv_heads=kv_heads,
-        key_size=key_size,
-        value_size=draw(st.integers(1, 40)),
-        block_size=draw(st.sampled_from([16, 32, 48, 64])),
-        sliding_window=draw(st.sampled_from([0, 1, 7, 40])),
-        sinks=draw(st.booleans()),
-        rotary=2 * draw(st.integers(0, key_size // 2)),
-        interleaved=draw(st.booleans()),
-        query_norm=draw(st.booleans()),
-        key_norm=draw(st.booleans()),
-    )
-    return spec, *draw(step_lists())
-
-
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(schedules(), st.booleans(), st.integers(0, 2**32 - 1))
-def test_any_schedule_gives_the_bits_of_each_sequence_alone(
-    best: Variant, schedule: tuple[Fused, list[int], Steps], int8: bool, seed: int
-) -> None:
-    spec, lengths, steps = schedule
-    histories = [PackedHistory.random(spec, n, seed + i) for i, n in enumerate(lengths)]
-    run = best.run(spec, histories, int8=int8, threads=2, seed=seed)
-    done: list[list[Floats]] = [[] for _ in lengths]
-    for step in steps:
-        chunks = [Chunk(s, sum(map(len, done[s])), count) for s, count in step]
-        for chunk, output in zip(chunks, run.step(*chunks), strict=True):
-            done[chunk.sequence].append(output)
-    for history, parts in zip(histories, done, strict=True):
-        alone = best.run(spec, [history], int8=int8).chunked(len(history.query))
-        assert_same_bits(np.concatenate(parts), alone)
-
-
-# --- refusals -------------------------------------------------------------------------------------
 
 FIRST_OF_TWO, ALL, BUT_FIRST = slice(1), slice(None), slice(1, None)
 # A step of 10 tokens behind a prefix of 30, in 3 of the cache's 6 blocks of 16; 4 heads on 2, all
