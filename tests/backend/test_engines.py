@@ -167,6 +167,21 @@ def test_logits_come_in_the_order_they_are_asked_for(
     assert_equal(engine, found, wanted[rows])
 
 
+def test_one_inputs_object_may_come_again_with_other_contents(
+    engine: TinyEngine, executable: Executable
+) -> None:
+    """As the runtime's decode steps do, with a step of another shape in between."""
+    wanted = whole(executable)
+    decode = pack([(SEQUENCE, 40, 41)])
+    for position in (40, 41, 42):
+        now = pack([(SEQUENCE, position, position + 1)])
+        for field in dataclasses.fields(StepInputs):
+            getattr(decode, field.name)[...] = getattr(now, field.name)
+        assert_equal(engine, executable.run(decode).logits, wanted[position : position + 1])
+        if position == 41:
+            whole(executable, OTHER)
+
+
 def test_a_slot_of_minus_1_writes_nothing(engine: TinyEngine, executable: Executable) -> None:
     """What block 5 holds stays, however a step without slots that reads it comes out."""
     wanted = whole(executable)
