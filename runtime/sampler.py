@@ -1,145 +1,112 @@
-"""Chooses one token for each row of logits: greedy, or by temperature, then top-k, then top-p.
+"""Chooses one token for each row of logits: greedy, or by temperature, min-p, top-k, then top-p.
 
-A row's token depends on its logits, its parameters, its seed and its position only, bit for bit:
-rows never share a computation, and random numbers come from a counter. The set of kept tokens
-follows vLLM: top-k keeps every token that ties with the k-th; top-p keeps the smallest set of most
-likely tokens that reaches p, of the tokens that top-k has left.
+A row's token depends on its logits, its parameters, its seed, position and choice only, bit for
+bit: rows never share a computation, and random numbers come from a counter. The set of kept tokens
+follows vLLM: min-p keeps tokens with at least that share of the largest probability; top-k keeps
+every token that ties with the k-th; top-p keeps the smallest set of most likely tokens that reaches
+p, of those that the others have left, and of ties at its edge the first ids.
+
+The arithmetic is native: see `backends/kernels/README.md`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.backends.base import Float32Array
+from octavo.backends.base import Float32Array, Int32Array
+from octavo.backends.kernels.sampling import SamplingKernel
 from octavo.graphs.errors import BackendError
-from octavo.runtime.philox import uniform
 from octavo.runtime.sampling_params import SamplingParams
-
-IndexArray = NDArray[np.intp]
-
-# Long rows are first reduced to groups: maxima bound the k-th largest logit, sums locate a draw.
-_GROUP = 64
-_SUM_GROUP = 256
-# Candidates of top-p lie above `largest scaled logit - reach`; each reach is tried if the one
-# before held too little probability.
-_REACHES = (3.0, 6.0, 12.0)
 
 
 class SamplingRow(NamedTuple):
-    """What choosing a row's token depends on besides the logits."""
+    """What choosing a row's token depends on."""
 
+    logits: Float32Array  # [V] contiguous: a row of the step's logits, or an edited copy of it
     params: SamplingParams
-    seed: int
+    seed: int  # of 64 bits
     position: int  # of the token to be sampled
+    choice: int = 0  # which of a request's completions: each has its own random numbers
+
+
+class LogprobsRow(NamedTuple):
+    """A token whose log-probability is asked for, with those of its row's most likely tokens."""
+
+    logits: Float32Array  # [V] contiguous, as the model gave them
+    token_id: int
+    num_logprobs: int  # of the most likely tokens; 0 for none, at most those of the vocabulary
+
+
+class RowLogprobs(NamedTuple):
+    """Natural logarithms, summed in float64. NaN, ranks and ids -1 where logits are not finite."""
+
+    logprob: float  # of the row's token; -inf outside of the sampled vocabulary
+    rank: int  # 1 + the number of tokens with a larger logit
+    token_ids: Int32Array  # [num_logprobs], most likely first, of ties the lower id
+    logprobs: NDArray[np.float64]  # [num_logprobs]
 
 
 class Sampler:
-    """`sampled_vocab_size`: ids from this one on are padding of the vocabulary, never sampled."""
+    """`sampled_vocab_size`: ids from this one on are padding of the vocabulary.
 
-    def __init__(self, sampled_vocab_size: int) -> None:
+    They are never sampled and have no probability. Raises BackendError where there are no native
+    kernels, or OCTAVO_CPU_ISA names none of them. `kernel`: another one than Octavo's best.
+    """
+
+    def __init__(self, sampled_vocab_size: int, kernel: SamplingKernel | None = None) -> None:
+        self._kernel = kernel or SamplingKernel()
         self._vocab_size = sampled_vocab_size
+        if not 1 <= sampled_vocab_size <= self._kernel.most_columns:
+            raise BackendError(
+                f"a vocabulary of {sampled_vocab_size} tokens is to be sampled and the kernels sum "
+                f"1 to {self._kernel.most_columns} without rounding: use a model with fewer"
+            )
 
-    def sample(self, logits: Float32Array, rows: Sequence[SamplingRow]) -> list[int]:
-        """One token id for each row of `logits` [L, V]; BackendError if a row has NaN or +inf."""
-        logits = logits[:, : self._vocab_size]
+    def sample(self, rows: Sequence[SamplingRow]) -> list[int]:
+        """One token id for each row; -1 where a logit is NaN or the largest is not finite."""
+        vocab_size = self._vocab_size
+        values: list[int | float] = []
+        for logits, params, seed, position, choice in rows:
+            address = _address(logits, vocab_size)
+            temperature = 0.0 if params.greedy else params.temperature
+            top_k = min(max(params.top_k, 0), vocab_size)
+            values += (
+                address, seed, position, temperature, params.top_p, params.min_p, top_k, choice
+            )  # fmt: skip
+        return self._kernel.sample(values, len(rows), vocab_size)
+
+    def logprobs(self, rows: Sequence[LogprobsRow]) -> list[RowLogprobs]:
+        """The log-softmax of each row over the sampled vocabulary, where it is asked for."""
+        vocab_size = self._vocab_size
+        values: list[int] = []
+        starts, ends = [], []
+        end = 0
+        for logits, token_id, num_logprobs in rows:
+            count = min(num_logprobs, vocab_size)
+            values += (_address(logits, vocab_size), token_id, count)
+            starts.append(end)
+            end += count
+            ends.append(end)
+        found = self._kernel.logprobs(values, len(rows), end, vocab_size)
         return [
-            _greedy(row_logits) if row.params.greedy else _draw(row_logits, row)
-            for row_logits, row in zip(logits, rows, strict=True)
+            RowLogprobs(logprob, rank, found.top_ids[start:end], found.top_logprobs[start:end])
+            for logprob, rank, start, end in zip(
+                found.logprobs, found.ranks, starts, ends, strict=True
+            )
         ]
 
 
-def _greedy(logits: Float32Array) -> int:
-    """[V]: the first of the largest logits."""
-    token = int(logits.argmax())  # of a NaN, should there be one
-    _check_finite(float(logits[token]))
-    return token
-
-
-def _check_finite(largest: float) -> None:
-    if not math.isfinite(largest):
+def _address(logits: Float32Array, vocab_size: int) -> int:
+    """Of a row; native code reads `vocab_size` floats from there on."""
+    fits = logits.ndim == 1 and len(logits) >= vocab_size
+    if not fits or logits.dtype != np.float32 or not logits.flags.c_contiguous:
         raise BackendError(
-            f"the engine returned logits whose largest value is {largest}: no token can be chosen, "
-            "check the model with `octavo verify`"
+            f"logits are {logits.dtype} {list(logits.shape)} with strides {logits.strides} and the "
+            f"sampler reads float32 [{vocab_size}]: give it contiguous rows of at least that length"
         )
-
-
-def _draw(logits: Float32Array, row: SamplingRow) -> int:
-    """[V]: draws from the distribution that the row's parameters leave."""
-    params = row.params
-    largest = logits.max()
-    _check_finite(float(largest))
-    ids: IndexArray | None = None  # None = all tokens
-    if 0 < params.top_k < len(logits):
-        ids = _top_k(logits, params.top_k)
-        logits = logits[ids]
-    # At most 0, so that nothing overflows however low the temperature.
-    scaled = (logits - largest) / np.float32(params.temperature)
-    weights = np.exp(scaled)
-    if params.top_p < 1.0:
-        kept = _top_p(scaled, weights, params.top_p)
-        weights = weights[kept]
-        ids = kept if ids is None else ids[kept]
-    index = _inverse_cdf(weights, uniform(row.seed, row.position))
-    return index if ids is None else int(ids[index])
-
-
-def _top_k(logits: Float32Array, k: int) -> IndexArray:
-    """Ids, ascending, of the tokens whose logit is at least the k-th largest."""
-    candidates = logits
-    num_groups = len(logits) // _GROUP
-    if k <= num_groups:
-        # k groups have a maximum of at least `bound`, so the k-th largest logit is not below it.
-        # (The groups are interleaved: numpy reduces over the first axis several times faster.)
-        maxima = logits[: num_groups * _GROUP].reshape(_GROUP, num_groups).max(axis=0)
-        bound = np.partition(maxima, num_groups - k)[num_groups - k]
-        candidates = logits[logits >= bound]
-    threshold = np.partition(candidates, len(candidates) - k)[len(candidates) - k]
-    return np.flatnonzero(logits >= threshold)
-
-
-def _top_p(scaled: Float32Array, weights: Float32Array, top_p: float) -> IndexArray:
-    """Indices, ascending, of the smallest set of largest weights that reaches `top_p` of the sum.
-
-    scaled [n], weights = exp(scaled) [n]. Of equal weights the first ones are taken.
-    """
-    goal = top_p * float(weights.sum(dtype=np.float64))
-    candidates = weights
-    for reach in _REACHES:
-        above = weights[scaled >= -reach]
-        if float(above.sum(dtype=np.float64)) >= goal:
-            candidates = above
-            break
-    # Values alone sort several times faster than indices do.
-    descending = -np.sort(-candidates)
-    cumulative = np.cumsum(descending, dtype=np.float64)
-    count = min(int(np.searchsorted(cumulative, goal)) + 1, len(descending))
-    threshold = descending[count - 1]
-    kept = np.flatnonzero(weights >= threshold)
-    if len(kept) > count:
-        ties = np.flatnonzero(weights[kept] == threshold)
-        kept = np.delete(kept, ties[count - len(kept) :])
-    return kept
-
-
-def _inverse_cdf(weights: Float32Array, u: float) -> int:
-    """The first index at which the cumulative weight passes the fraction `u` of the sum."""
-    starts = np.arange(0, len(weights), _SUM_GROUP)
-    cumulative = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
-    goal = u * cumulative[-1]
-    group = int(np.searchsorted(cumulative, goal, side="right"))
-    if group < len(cumulative):
-        start = group * _SUM_GROUP
-        before = cumulative[group - 1] if group else 0.0
-        within = before + np.cumsum(weights[start : start + _SUM_GROUP], dtype=np.float64)
-        index = start + int(np.searchsorted(within, goal, side="right"))
-        if index < len(weights) and weights[index] > 0.0:
-            return index
-    # The goal fell on a rounding error at the end of a sum: the draw is the last possible token
-    # before it.
-    end = min((group + 1) * _SUM_GROUP, len(weights))
-    return int(np.flatnonzero(weights[:end])[-1])
+    address: int = logits.__array_interface__["data"][0]
+    return address

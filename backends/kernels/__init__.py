@@ -34,8 +34,12 @@ def instruction_set() -> str:
     library.octavo_kernels_isa.restype = ctypes.c_char_p
     name: bytes | None = library.octavo_kernels_isa()
     if name is None:
-        raise BackendError(
-            f"OCTAVO_CPU_ISA is {os.environ.get('OCTAVO_CPU_ISA')!r} and this CPU or build does "
-            "not have that instruction set: unset the variable to use the best set there is"
-        )
+        raise unknown_instruction_set()
     return name.decode()
+
+
+def unknown_instruction_set() -> BackendError:
+    return BackendError(
+        f"OCTAVO_CPU_ISA is {os.environ.get('OCTAVO_CPU_ISA')!r} and this CPU or build does "
+        "not have that instruction set: unset the variable to use the best set there is"
+    )

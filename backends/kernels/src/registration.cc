@@ -1,6 +1,7 @@
 // What ONNX Runtime and Python see of the library. To add an op, list its kernel class in `kOps`.
 #include "cpu_features.h"
 #include "custom_op.h"
+#include "export.h"
 #include "fused_paged_attention.h"
 #include "linear.h"
 #include "ort_abi.h"
@@ -10,8 +11,6 @@
 
 #include <mutex>
 #include <string>
-
-#define OCTAVO_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace octavo {
 namespace {

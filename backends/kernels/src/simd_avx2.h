@@ -7,6 +7,17 @@
 namespace octavo {
 namespace {
 
+// The lanes whose bits are set in a byte, first ones first.
+struct ChosenLanes {
+  uint8_t of[256][8];
+  constexpr ChosenLanes() : of{} {
+    for (int bits = 0; bits < 256; ++bits)
+      for (int lane = 0, count = 0; lane < 8; ++lane)
+        if (bits >> lane & 1) of[bits][count++] = static_cast<uint8_t>(lane);
+  }
+};
+constexpr ChosenLanes kChosenLanes;
+
 struct Avx2 {
   static constexpr int kLanes = 8;
   static constexpr int kRows = 6;  // 6 rows of 2 registers, 2 loads and a broadcast fill 16
@@ -14,6 +25,9 @@ struct Avx2 {
 
   using Vec = __m256;
   using Mask = __m256;
+  struct Wide {
+    __m256d low, high;
+  };
 
   static Vec set1(float x) { return _mm256_set1_ps(x); }
   static Vec load(const float* p) { return _mm256_loadu_ps(p); }
@@ -60,6 +74,21 @@ struct Avx2 {
     return _mm_cvtss_f32(_mm_max_ss(y, _mm_shuffle_ps(y, y, 1)));
   }
   static float first(Vec x) { return _mm256_cvtss_f32(x); }
+  static unsigned bits(Mask m) { return static_cast<unsigned>(_mm256_movemask_ps(m)); }
+  static void store_chosen(float* p, Vec x, unsigned chosen) {
+    const auto* lanes = reinterpret_cast<const __m128i*>(kChosenLanes.of[chosen]);
+    _mm256_storeu_ps(p, _mm256_permutevar8x32_ps(x, _mm256_cvtepu8_epi32(_mm_loadl_epi64(lanes))));
+  }
+
+  static Wide add_wide(Wide sum, Vec x) {
+    return {_mm256_add_pd(sum.low, _mm256_cvtps_pd(_mm256_castps256_ps128(x))),
+            _mm256_add_pd(sum.high, _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)))};
+  }
+  static double reduce_wide(Wide sum) {
+    const __m256d x = _mm256_add_pd(sum.low, sum.high);
+    const __m128d y = _mm_add_pd(_mm256_castpd256_pd128(x), _mm256_extractf128_pd(x, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(y, _mm_unpackhi_pd(y, y)));
+  }
 
  private:
   static Vec from_int8(__m128i x) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)); }

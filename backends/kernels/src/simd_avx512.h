@@ -17,6 +17,9 @@ struct Avx512 {
 
   using Vec = __m512;
   using Mask = __mmask16;
+  struct Wide {
+    __m512d low, high;
+  };
 
   static Vec set1(float x) { return _mm512_set1_ps(x); }
   static Vec load(const float* p) { return _mm512_loadu_ps(p); }
@@ -66,6 +69,18 @@ struct Avx512 {
     return _mm_cvtss_f32(_mm_max_ss(z, _mm_shuffle_ps(z, z, 1)));
   }
   static float first(Vec x) { return _mm512_cvtss_f32(x); }
+  static unsigned bits(Mask m) { return m; }
+  static void store_chosen(float* p, Vec x, unsigned chosen) {
+    _mm512_storeu_ps(p, _mm512_maskz_compress_ps(static_cast<__mmask16>(chosen), x));
+  }
+
+  static Wide add_wide(Wide sum, Vec x) {
+    return {_mm512_add_pd(sum.low, _mm512_cvtps_pd(_mm512_castps512_ps256(x))),
+            _mm512_add_pd(sum.high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)))};
+  }
+  static double reduce_wide(Wide sum) {
+    return _mm512_reduce_add_pd(_mm512_add_pd(sum.low, sum.high));
+  }
 
  private:
   static Vec from_int8(__m128i x) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)); }

@@ -17,11 +17,13 @@ template <>
 struct VectorOf<4> {
   typedef float Floats __attribute__((vector_size(16)));
   typedef int Ints __attribute__((vector_size(16)));
+  typedef double Doubles __attribute__((vector_size(32)));
 };
 template <>
 struct VectorOf<16> {
   typedef float Floats __attribute__((vector_size(64)));
   typedef int Ints __attribute__((vector_size(64)));
+  typedef double Doubles __attribute__((vector_size(128)));
 };
 
 template <int Lanes, int Rows, int Accumulators>
@@ -32,6 +34,7 @@ struct Portable {
 
   using Vec = typename VectorOf<Lanes>::Floats;
   using Mask = typename VectorOf<Lanes>::Ints;
+  using Wide = typename VectorOf<Lanes>::Doubles;  // kLanes doubles; Wide{} is zero
 
   static Vec set1(float x) { return x - Vec{}; }
   static Vec load(const float* p) {
@@ -105,6 +108,29 @@ struct Portable {
     return x[0];
   }
   static float first(Vec x) { return x[0]; }
+  // Bit i is lane i's. Two lanes at a time, a low one in the low half.
+  static unsigned bits(Mask m) {
+    uint64_t pairs[Lanes / 2], all = 0;
+    __builtin_memcpy(pairs, &m, sizeof(m));
+    for (int i = 0; i < Lanes / 2; ++i) all |= ((pairs[i] & 1) | (pairs[i] >> 62 & 2)) << (2 * i);
+    return static_cast<unsigned>(all);
+  }
+  // Stores the lanes whose bits are set, side by side; what else of kLanes floats it writes means
+  // nothing.
+  static void store_chosen(float* p, Vec x, unsigned chosen) {
+    for (int i = 0; i < Lanes; ++i) {
+      *p = x[i];
+      p += chosen >> i & 1;
+    }
+  }
+
+  static Wide add_wide(Wide sum, Vec x) { return sum + __builtin_convertvector(x, Wide); }
+  // In no promised order: for sums that are exact.
+  static double reduce_wide(Wide sum) {
+    double total = 0.0;
+    for (int i = 0; i < Lanes; ++i) total += sum[i];
+    return total;
+  }
 
  private:
   static Mask as_ints(Vec x) {

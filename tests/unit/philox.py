@@ -1,4 +1,4 @@
-"""Random numbers as a pure function of (seed, position): no state, so nothing depends on batching.
+"""The sampler's random numbers in Python, a reference for the native ones.
 
 Philox4x32-10 of J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 """
@@ -31,9 +31,9 @@ def philox4x32(
     return c0, c1, c2, c3
 
 
-def uniform(seed: int, position: int) -> float:
-    """The number in [0, 1), with 53 random bits, that belongs to a 64-bit seed and a position."""
+def uniform(seed: int, position: int, choice: int = 0) -> float:
+    """The number in [0, 1), with 53 random bits, of a 64-bit seed, a position and a choice."""
     low, high, _, _ = philox4x32(
-        (position & _MASK, position >> 32, 0, 0), (seed & _MASK, seed >> 32)
+        (position & _MASK, position >> 32, choice, 0), (seed & _MASK, seed >> 32)
     )
     return ((high << 32 | low) >> 11) * 2.0**-53
