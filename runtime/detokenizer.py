@@ -1,62 +1,71 @@
-"""Text of tokens that arrive one by one, in pieces that concatenate to the text of all of them."""
+"""Text of tokens that arrive one by one: how it is asked for, and who gives it.
+
+A `tokenizer.json` names a chain of decoder stages (Hugging Face tokenizers, `decoders`). For the
+chains of nearly all language models the text of a token depends on little but the token, which is
+what makes streams exact and cheap:
+
+    ByteLevel                                        detokenizer_bytes.py   GPT-2, Llama 3, Qwen
+    Replace, ByteFallback, Fuse, Strip; Metaspace;   detokenizer_pieces.py  Llama 2, Gemma, T5, BERT
+    WordPiece; no decoder
+    anything else                                    detokenizer_window.py
+
+`Tokenizer.decode` of a whole text runs the same detokenizer, so streamed and whole text are equal
+by construction.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
-REPLACEMENT = "\ufffd"
-# A text that ends in replacement characters may end in the middle of a character. A byte-level
-# decoder shows at most three for it; one with byte fallback shows every byte of a run of byte
-# tokens as one until the run is valid. So all of them are held back, but no more than this many:
-# then they are bytes that never make a text, and only a last incomplete character is kept.
-_LONGEST_HOLD = 32
-_LONGEST_INCOMPLETE = 3
+from octavo.runtime.detokenizer_bytes import ByteLevelDecoder
+from octavo.runtime.detokenizer_pieces import piece_decoder
+from octavo.runtime.detokenizer_window import WindowDecoder
+
+if TYPE_CHECKING:
+    import tokenizers
 
 
-class Detokenizer:
-    """Decodes a window over the last tokens, so a piece costs the same however long the text is.
-
-    The window begins at least one piece before the new tokens: decoders treat the first token of a
-    text differently (they strip its space), and that must not happen in the middle.
-    """
-
-    def __init__(
-        self, decode: Callable[[Sequence[int]], str], is_visible: Callable[[int], bool]
-    ) -> None:
-        """`decode` gives the text of token ids; `is_visible` is False for ids that have no text."""
-        self._decode = decode
-        self._is_visible = is_visible
-        self._window: list[int] = []
-        self._last_piece_start = 0  # index in the window where the newest complete piece begins
-        self._num_emitted = 0  # characters of the window's text
+class Detokenizer(Protocol):
+    """One stream of tokens. The pieces do not depend on how the tokens are cut into pushes."""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The next piece: what the new tokens settle, without a character still incomplete."""
-        # An invisible token at the start of a window would let the next one count as the first.
-        token_ids = [token_id for token_id in token_ids if self._is_visible(token_id)]
-        if not token_ids:
-            return ""
-        self._window += token_ids
-        text = self._decode(self._window)
-        trailing = len(text) - len(text.rstrip(REPLACEMENT))
-        held = trailing if trailing <= _LONGEST_HOLD else _LONGEST_INCOMPLETE
-        settled = max(len(text) - held, self._num_emitted)
-        piece = text[self._num_emitted : settled]
-        self._num_emitted = settled
-        if piece and not trailing:
-            self._advance()
-        return piece
+
+    def pending(self) -> str:
+        """The text held back, if it is whole characters that only later tokens could undo."""
 
     def flush(self) -> str:
         """What was held back, as it stands; called once, after the last token."""
-        text = self._decode(self._window)
-        piece = text[self._num_emitted :]
-        self._num_emitted = len(text)
-        return piece
 
-    def _advance(self) -> None:
-        """Drops the tokens before the newest piece from the window."""
-        next_start = len(self._window) - self._last_piece_start
-        del self._window[: self._last_piece_start]
-        self._last_piece_start = next_start
-        self._num_emitted = len(self._decode(self._window))
+
+class TokenDecoder(Protocol):
+    """What a tokenizer makes of token ids; shared by all streams."""
+
+    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
+        """A new stream; ids that the tokenizer does not know have no text."""
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token in the middle of a text, U+FFFD for bytes of a character."""
+
+
+def token_decoder(backend: tokenizers.Tokenizer, special_ids: frozenset[int]) -> TokenDecoder:
+    """The cheapest exact way to decode what `backend` encodes."""
+    stages = _stages(backend)
+    kinds = [stage["type"] for stage in stages]
+    if kinds in (["ByteLevel"], ["ByteLevel", "Fuse"]):
+        return ByteLevelDecoder(backend, special_ids)
+    return piece_decoder(backend, stages, special_ids) or WindowDecoder(backend, special_ids)
+
+
+def _stages(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
+    """The decoder's stages in their order, as `tokenizer.json` describes them."""
+    decoder = backend.decoder
+    return [] if decoder is None else _flat(json.loads(decoder.__getstate__()))
+
+
+def _flat(stage: dict[str, Any]) -> list[dict[str, Any]]:
+    if stage["type"] != "Sequence":
+        return [stage]
+    return [inner for part in stage["decoders"] for inner in _flat(part)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.graphs.errors import BundleError, RequestError
-from octavo.runtime.detokenizer import Detokenizer
+from octavo.runtime.detokenizer import Detokenizer, token_decoder
 
 if TYPE_CHECKING:
     import tokenizers
@@ -35,11 +35,9 @@ class Tokenizer:
         self._chat_template = chat_template
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
-        self._special_ids = frozenset(
-            token_id
-            for token_id, token in backend.get_added_tokens_decoder().items()
-            if token.special
-        )
+        added_tokens = backend.get_added_tokens_decoder().items()
+        special_ids = frozenset(token_id for token_id, token in added_tokens if token.special)
+        self._decoder = token_decoder(backend, special_ids)
 
     @classmethod
     def from_bundle(cls, bundle: Path, spec: ModelSpec) -> Tokenizer | None:
@@ -67,46 +65,90 @@ class Tokenizer:
         return self._backend.get_vocab_size()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        # A chat template may have written the BOS token that the tokenizer adds once more.
+        """Token ids of a text; markers such as "<s>" written in it become the tokens they name.
+
+        `add_special_tokens` adds what the tokenizer's file says, usually BOS, but never a second
+        BOS. The text of a chat template brings its own: pass False for it. RequestError if the text
+        has a lone surrogate, as JSON can write it.
+        """
+        try:
+            ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError:
+            raise RequestError(_not_encodable(text)) from None
         if add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self.bos_token_id:
             del ids[0]
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        """The text of all the tokens; ids that the tokenizer does not know have no text.
+
+        The same as the pieces of a stream, whatever the decoder, and as `tokenizers` decodes except
+        where detokenizer_pieces.py and detokenizer_window.py say.
+        """
+        stream = self.detokenizer(skip_special_tokens=skip_special_tokens)
+        return stream.push(token_ids) + stream.flush()
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """Decodes a stream of tokens; its pieces concatenate to `decode` of them all."""
+        return self._decoder.detokenizer(skip_special_tokens=skip_special_tokens)
 
-        def decode(token_ids: Sequence[int]) -> str:
-            return self.decode(token_ids, skip_special_tokens=skip_special_tokens)
+    def token_text(self, token_id: int) -> str:
+        """The text of one token where it follows others: its leading space kept, special or not.
 
-        def is_visible(token_id: int) -> bool:
-            if skip_special_tokens and token_id in self._special_ids:
-                return False
-            return self._backend.id_to_token(token_id) is not None
-
-        return Detokenizer(decode, is_visible)
+        U+FFFD stands for bytes that are no whole character; "" is the text of an unknown id.
+        """
+        return self._decoder.token_text(token_id)
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **template_variables: object,
     ) -> str:
-        """The prompt for a conversation; RequestError if there is no template or it refuses."""
+        """The prompt for a conversation, to be encoded with `add_special_tokens=False`.
+
+        messages                mappings of "role" and "content" (a text, or a list of text parts),
+                                with whatever else the template reads ("tool_calls", "name", ...)
+        add_generation_prompt   end with the beginning of the assistant's answer
+        continue_final_message  end within the last message, for the model to continue it; needs
+                                add_generation_prompt=False
+        tools, documents        JSON descriptions, for templates that know them
+        template_variables      variables of this template, such as enable_thinking=False
+
+        RequestError if there is no template, a message is malformed or the template fails.
+        """
         if self._chat_template is None:
             raise RequestError("the engine has no chat template: give a plain prompt")
         from octavo.runtime import chat_template
 
+        special_tokens: dict[str, object] = {
+            "bos_token": self._token(self.bos_token_id),
+            "eos_token": self._token(self.eos_token_id),
+        }
         return chat_template.render(
             self._chat_template,
             messages,
             add_generation_prompt=add_generation_prompt,
-            bos_token=self._token(self.bos_token_id),
-            eos_token=self._token(self.eos_token_id),
-            tools=None,
-            documents=None,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            documents=documents,
+            variables=special_tokens | template_variables,
         )
 
     def _token(self, token_id: int | None) -> str:
         token = None if token_id is None else self._backend.id_to_token(token_id)
         return token or ""
+
+
+def _not_encodable(text: object) -> str:
+    if not isinstance(text, str):
+        return f"a prompt is of type {type(text).__name__}: give a text"
+    position = next((at for at, char in enumerate(text) if "\ud800" <= char <= "\udfff"), 0)
+    return (
+        f"the text has the lone surrogate {text[position]!a} at position {position}, which is no "
+        "character: remove it"
+    )

@@ -1,95 +1,87 @@
-"""Encoding, chat templates, and text that arrives token by token."""
+"""Encoding, and text that arrives token by token."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, processors
+from tokenizers import decoders, models, processors
 
 from octavo.backends import null
 from octavo.backends.bundle import read_manifest
 from octavo.backends.manifest import Limits
 from octavo.graphs.errors import BundleError, RequestError
+from octavo.runtime.detokenizer_bytes import ByteLevelDecoder
+from octavo.runtime.detokenizer_pieces import LONGEST_HELD_RUN, PieceDecoder
+from octavo.runtime.detokenizer_window import WindowDecoder
 from octavo.runtime.tokenizer import Tokenizer
-
-BOS, EOS = 256, 257
-
-
-def byte_level() -> tokenizers.Tokenizer:
-    """One token a byte (ids 0-255 in the order of the byte alphabet), then <s> and </s>."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = tokenizers.Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<s>", "</s>"])
-    return backend
-
-
-def sentence_piece() -> tokenizers.Tokenizer:
-    """Metaspace pieces with byte fallback, decoded as Llama 2's tokenizer does."""
-    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2}
-    vocab.update({f"<0x{byte:02X}>": 3 + byte for byte in range(256)})
-    for piece in ("▁", "▁a", "▁b", "a", "b", "▁▁"):
-        vocab[piece] = len(vocab)
-    backend = tokenizers.Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
-    backend.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    backend.add_special_tokens(["<s>", "</s>"])
-    return backend
+from tests.unit.tokenizer_kinds import (
+    BYTE_BOS,
+    BYTE_EOS,
+    FIRST_BYTE,
+    LLAMA_BOS,
+    LLAMA_EOS,
+    SCRIPTS,
+    byte_level,
+    id_of,
+    metaspace,
+    plain_words,
+    sentence_piece,
+    trained_byte_level,
+    word_piece,
+    word_suffixes,
+)
 
 
-def with_bos(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+def with_bos(backend: tokenizers.Tokenizer, bos_token_id: int = BYTE_BOS) -> tokenizers.Tokenizer:
     backend.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", BOS)]
+        single="<s> $A", special_tokens=[("<s>", bos_token_id)]
     )
     return backend
 
 
-def id_of(backend: tokenizers.Tokenizer, token: str) -> int:
-    token_id = backend.token_to_id(token)
-    assert token_id is not None
-    return token_id
-
-
-def pieces(tokenizer: Tokenizer, ids: list[int], step: int = 1) -> list[str]:
-    detokenizer = tokenizer.detokenizer()
+def pieces(
+    tokenizer: Tokenizer, ids: list[int], step: int = 1, *, skip_special_tokens: bool = True
+) -> list[str]:
+    detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
     out = [detokenizer.push(ids[start : start + step]) for start in range(0, len(ids), step)]
     return [*out, detokenizer.flush()]
 
 
-TEXTS = [
-    "plain text, with spaces  and\nlines",
-    "an emoji \U0001f600 and a family \U0001f468\u200d\U0001f469\u200d\U0001f467",
-    "안녕하세요 세계",
-    "中文和 العربية",
-    "def f(x):\n    return  x\t# code",
-    "\ufffd a real replacement character \ufffd",
-]
+def byte_ids(data: bytes) -> list[int]:
+    """The tokens of a SentencePiece tokenizer for single bytes."""
+    return [FIRST_BYTE + byte for byte in data]
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("step", [1, 2, 3, 8])
-def test_pieces_concatenate_to_the_full_text(text: str, step: int) -> None:
+def test_d01_d03_d08_pieces_concatenate_to_the_full_text(script: str, step: int) -> None:
     """D01 emoji, D03 Korean, D08 several tokens at a time."""
-    tokenizer = Tokenizer(byte_level())
-    ids = tokenizer.encode(text)
-    assert tokenizer.decode(ids) == text
-    assert "".join(pieces(tokenizer, ids, step)) == text
+    text = SCRIPTS[script]
+    for backend in (byte_level(), trained_byte_level(), sentence_piece(), sentence_piece("gemma")):
+        tokenizer = Tokenizer(backend)
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == backend.decode(ids) == text
+        assert "".join(pieces(tokenizer, ids, step)) == text
 
 
 def test_d01_d04_an_incomplete_character_is_held_back() -> None:
     tokenizer = Tokenizer(byte_level())
     ids = tokenizer.encode("a\U0001f600b")
     assert pieces(tokenizer, ids) == ["a", "", "", "", "\U0001f600", "b", ""]
+
+
+def test_d04_four_tokens_are_one_emoji() -> None:
+    backend = tokenizers.Tokenizer(
+        models.WordLevel({"ð": 3574, "Ł": 252, "ĺ": 242, "Ģ": 1, "a": 0}, unk_token="a")
+    )
+    backend.decoder = decoders.ByteLevel()
+    ids = [3574, 252, 242, 1]  # the bytes F0 9F 98 80
+    assert backend.decode(ids) == "\U0001f600"
+    assert pieces(Tokenizer(backend), ids) == ["", "", "", "\U0001f600", ""]
 
 
 def test_d10_a_cut_in_the_middle_of_a_character_ends_as_the_full_decode_does() -> None:
@@ -102,35 +94,134 @@ def test_d10_a_cut_in_the_middle_of_a_character_ends_as_the_full_decode_does() -
 
 def test_d09_invalid_bytes_are_held_for_a_bounded_time() -> None:
     tokenizer = Tokenizer(byte_level())
-    byte_255 = tokenizer.encode("\xff")[0]  # one byte of a two-byte character: never valid alone
-    ids = [byte_255] * 100
-    out = pieces(tokenizer, ids)
-    assert "".join(out) == tokenizer.decode(ids)
-    assert len("".join(out[:-1])) == 97
+    first_half = tokenizer.encode("\xff")[0]  # of a two-byte character: never valid alone
+    ids = [first_half] * 100
+    assert pieces(tokenizer, ids) == ["", *["\ufffd"] * 99, "\ufffd"]
+    # Three bytes of a character of four are one replacement character once nothing completes them.
+    ids = [*tokenizer.encode("\U0001f600")[:3], *tokenizer.encode("a")]
+    assert pieces(tokenizer, ids) == ["", "", "", "\ufffda", ""]
 
 
 def test_d05_d06_leading_spaces_survive() -> None:
     backend = sentence_piece()
-    tokenizer = Tokenizer(backend, bos_token_id=1)
-    piece = {token: id_of(backend, token) for token in ("▁", "▁a", "▁b", "b", "▁▁")}
-    for tokens in (
-        ["▁a", "▁b", "▁", "▁b", "▁▁", "b"],
-        ["▁", "▁a", "▁▁", "▁b"],
-        ["▁▁", "▁a"],
+    tokenizer = Tokenizer(backend, bos_token_id=LLAMA_BOS)
+    for tokens, text in (
+        (["▁a", "▁b", "▁", "▁b", "▁▁", "b"], "a b  b  b"),
+        (["▁", "▁a", "▁▁", "▁b"], " a   b"),
+        (["▁▁", "▁a"], "  a"),
     ):
-        ids = [piece[token] for token in tokens]
-        assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids)
+        ids = [id_of(backend, token) for token in tokens]
+        assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids) == text
         # D07, D18: special tokens are no text and change none.
-        with_special = [1, *ids[:2], 2, *ids[2:]]
-        assert tokenizer.decode(with_special) == tokenizer.decode(ids)
-        assert "".join(pieces(tokenizer, with_special)) == tokenizer.decode(ids)
+        with_special = [LLAMA_BOS, *ids[:2], LLAMA_EOS, *ids[2:]]
+        assert "".join(pieces(tokenizer, with_special)) == tokenizer.decode(with_special) == text
 
 
-def test_byte_fallback_characters_are_held_back() -> None:
+def test_d07_d18_spaces_beside_special_tokens_that_are_shown() -> None:
+    """Only the text's own beginning loses its space, not the first piece after a special token."""
     backend = sentence_piece()
     tokenizer = Tokenizer(backend)
-    ids = [id_of(backend, "▁a"), *(3 + byte for byte in "\U0001f600".encode()), id_of(backend, "b")]
-    assert pieces(tokenizer, ids) == ["a", "", "", "", "\U0001f600", "b", ""]
+    a, b = id_of(backend, "▁a"), id_of(backend, "▁b")
+    for ids, text in (
+        ([LLAMA_BOS, a, LLAMA_EOS, b], "<s> a</s> b"),
+        ([a, LLAMA_EOS, b], "a</s> b"),
+    ):
+        assert backend.decode(ids, skip_special_tokens=False) == text
+        assert "".join(pieces(tokenizer, ids, skip_special_tokens=False)) == text
+
+
+def test_a_run_of_byte_tokens_is_held_back_until_it_ends() -> None:
+    backend = sentence_piece()
+    tokenizer = Tokenizer(backend)
+    a, b = id_of(backend, "▁a"), id_of(backend, "b")
+    ids = [a, *byte_ids("\U0001f600".encode()), b]
+    assert pieces(tokenizer, ids) == ["a", "", "", "", "", "\U0001f600b", ""]
+    # One invalid byte makes the whole run invalid, and that is known at once.
+    ids = [a, *byte_ids(b"xy\xffz"), b, *byte_ids(b"\n")]
+    out = ["a", "", "", "\ufffd" * 3, "\ufffd", "b", "", "\n"]
+    assert pieces(tokenizer, ids) == out
+    assert backend.decode(ids) == "".join(out)
+    # A special token that has no text does not end a run, one that is shown does.
+    ids = [*byte_ids(b"\xc3"), LLAMA_EOS, *byte_ids(b"\xa9")]
+    assert pieces(tokenizer, ids) == ["", "", "", "é"]
+    shown = pieces(tokenizer, ids, skip_special_tokens=False)
+    assert shown == ["", "\ufffd</s>", "\ufffd", ""]
+
+
+def test_d09_no_more_than_a_bounded_part_of_a_run_is_held_back() -> None:
+    backend = sentence_piece()
+    tokenizer = Tokenizer(backend)
+    text = "한" * LONGEST_HELD_RUN
+    detokenizer = tokenizer.detokenizer()
+    shown = ""
+    for num_bytes, token_id in enumerate(byte_ids(text.encode()), 1):
+        shown += detokenizer.push([token_id])
+        assert num_bytes - len(shown.encode()) <= LONGEST_HELD_RUN
+    assert shown + detokenizer.flush() == text == backend.decode(byte_ids(text.encode()))
+    # Once shown, text stays: here `tokenizers` takes all of the run back, and streams cannot.
+    ids = byte_ids(b"x" * LONGEST_HELD_RUN + b"yy\xffz")
+    text = "x" * LONGEST_HELD_RUN + "\ufffd" * 4
+    assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids) == text
+
+
+def test_what_is_pending_is_text_that_may_be_undone() -> None:
+    tokenizer = Tokenizer(sentence_piece())
+    detokenizer = tokenizer.detokenizer()
+    pending = []
+    for token_id in byte_ids(b" \n\xc3\xa9\xff"):
+        detokenizer.push([token_id])
+        pending.append(detokenizer.pending())
+    assert pending == ["", "\n", "", "\né", ""]  # the first space of a text is stripped
+
+
+@pytest.mark.parametrize(
+    ("make", "decoder"),
+    [
+        (byte_level, ByteLevelDecoder),
+        (sentence_piece, PieceDecoder),
+        (metaspace, PieceDecoder),
+        (word_piece, PieceDecoder),
+        (plain_words, PieceDecoder),
+        (word_suffixes, WindowDecoder),
+    ],
+)
+def test_each_kind_has_its_decoder(
+    make: Callable[[], tokenizers.Tokenizer], decoder: type[object]
+) -> None:
+    assert type(Tokenizer(make())._decoder) is decoder
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        [decoders.Replace(tokenizers.Regex("▁+"), " "), decoders.ByteFallback(), decoders.Fuse()],
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 0, 1)],
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Strip(" ", 1, 0)],
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " ")],
+    ],
+)
+def test_chains_that_do_more_are_left_to_the_window(stages: list[decoders.Decoder]) -> None:
+    backend = sentence_piece()
+    backend.decoder = decoders.Sequence(stages)
+    assert type(Tokenizer(backend)._decoder) is WindowDecoder
+
+
+def test_text_of_single_tokens() -> None:
+    """As it is in the middle of a text; special tokens as they are written."""
+    tokenizer = Tokenizer(byte_level())
+    emoji = tokenizer.encode("\U0001f600")
+    assert [tokenizer.token_text(i) for i in emoji] == ["\ufffd"] * 4
+    assert tokenizer.token_text(tokenizer.encode(" ")[0]) == " "
+    assert tokenizer.token_text(BYTE_EOS) == "</s>"
+    assert tokenizer.token_text(5000) == ""
+    backend = sentence_piece()
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.token_text(id_of(backend, "▁a")) == " a"
+    assert [tokenizer.token_text(i) for i in byte_ids(b"\n\xc3")] == ["\n", "\ufffd"]
+    assert tokenizer.token_text(LLAMA_EOS) == "</s>"
+    assert tokenizer.token_text(5000) == ""
+    backend = word_suffixes()
+    assert Tokenizer(backend).token_text(id_of(backend, "b</w>")) == "b"
 
 
 def test_ids_the_tokenizer_does_not_know_have_no_text() -> None:
@@ -140,13 +231,36 @@ def test_ids_the_tokenizer_does_not_know_have_no_text() -> None:
 
 
 def test_d17_the_bos_token_is_not_doubled() -> None:
-    tokenizer = Tokenizer(with_bos(byte_level()), bos_token_id=BOS)
+    tokenizer = Tokenizer(with_bos(byte_level()), bos_token_id=BYTE_BOS)
     once = tokenizer.encode("a")
-    assert once[0] == BOS
+    assert once[0] == BYTE_BOS
     assert tokenizer.encode("<s>a") == once
     assert tokenizer.encode("a", add_special_tokens=False) == once[1:]
     # Without a bos_token_id nothing may be guessed.
-    assert Tokenizer(with_bos(byte_level())).encode("<s>a") == [BOS, *once]
+    assert Tokenizer(with_bos(byte_level())).encode("<s>a") == [BYTE_BOS, *once]
+
+
+def test_d17_the_text_of_a_chat_template_has_the_bos_tokens_that_it_wrote() -> None:
+    messages = [{"role": "user", "content": "a"}]
+    for template, num_bos in (
+        ("{{ bos_token }}{{ messages[0].content }}", 1),
+        ("{{ messages[0].content }}", 0),
+    ):
+        backend = with_bos(sentence_piece(), LLAMA_BOS)
+        tokenizer = Tokenizer(backend, bos_token_id=LLAMA_BOS, chat_template=template)
+        prompt = tokenizer.apply_chat_template(messages)
+        ids = tokenizer.encode(prompt, add_special_tokens=False)
+        assert ids == [LLAMA_BOS] * num_bos + [id_of(backend, "▁"), id_of(backend, "a")]
+        assert tokenizer.encode(prompt).count(LLAMA_BOS) == 1
+
+
+def test_text_that_is_no_unicode_is_refused() -> None:
+    tokenizer = Tokenizer(byte_level())
+    with pytest.raises(RequestError, match=r"lone surrogate '\\ud83d' at position 1, which is no"):
+        tokenizer.encode("a\ud83db")
+    wrong: Any = 3
+    with pytest.raises(RequestError, match="a prompt is of type int"):
+        tokenizer.encode(wrong)
 
 
 def test_decode_skips_special_tokens_unless_told_not_to() -> None:
@@ -154,47 +268,6 @@ def test_decode_skips_special_tokens_unless_told_not_to() -> None:
     ids = tokenizer.encode("<s>a</s>")
     assert tokenizer.decode(ids) == "a"
     assert tokenizer.decode(ids, skip_special_tokens=False) == "<s>a</s>"
-
-
-TEMPLATE = """{{ bos_token }}
-{%- for message in messages %}
-    {%- if message.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}
-    {%- if loop.index > 3 %}{% break %}{% endif %}
-[{{ message.role }}] {% generation %}{{ message.content | trim }}{% endgeneration %}{{ '\n' }}
-{%- endfor %}
-
-{%- if add_generation_prompt %}[assistant]{% endif %}"""
-
-
-def chat(template: str | None, messages: list[dict[str, Any]], **options: Any) -> str:
-    tokenizer = Tokenizer(byte_level(), bos_token_id=BOS, eos_token_id=EOS, chat_template=template)
-    return tokenizer.apply_chat_template(messages, **options)
-
-
-def test_a_chat_template_renders_as_hugging_face_does() -> None:
-    messages = [{"role": "user", "content": " Hi & <you> "}]
-    assert chat(TEMPLATE, messages) == "<s>[user] Hi & <you>\n[assistant]"
-    assert chat(TEMPLATE, messages, add_generation_prompt=False) == "<s>[user] Hi & <you>\n"
-    assert chat("{{ messages | tojson }}{{ eos_token }}", messages) == (
-        '[{"role": "user", "content": " Hi & <you> "}]</s>'
-    )
-
-
-def test_a_chat_template_may_refuse() -> None:
-    with pytest.raises(RequestError, match="cannot render these messages: no tools here"):
-        chat(TEMPLATE, [{"role": "tool", "content": ""}])
-    with pytest.raises(RequestError, match="has no chat template"):
-        chat(None, [])
-
-
-def test_a_chat_template_cannot_leave_its_sandbox() -> None:
-    for template in (
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ messages.append(1) }}",
-        "{{ cycler.__init__.__globals__ }}",
-    ):
-        with pytest.raises(RequestError, match="cannot render"):
-            chat(template, [])
 
 
 def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
