@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -106,6 +106,12 @@ class Executable(Protocol):
         """Runs one step; keys and values go to the cache, logits come back.
 
         The same object may come again with new contents in its arrays.
+        """
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copies whole cache blocks of every layer, (source, destination) by (source, destination).
+
+        In the given order: a block may be a source first and a destination later.
         """
 
     def close(self) -> None:

@@ -33,5 +33,17 @@ class CapacityError(OctavoError):
     """A memory budget or an engine limit is too small for what was asked."""
 
 
+class QueueFullError(CapacityError):
+    """As many requests wait as may: the request was not queued, a later try may succeed."""
+
+
 class RequestError(OctavoError, ValueError):
     """A prompt or a sampling parameter that the engine refuses."""
+
+
+class EngineDeadError(OctavoError):
+    """The engine that ran a request has died: sent again, the request may succeed."""
+
+
+class EngineClosedError(OctavoError):
+    """The engine takes no requests any more, or was shut down while it ran one."""

@@ -1,16 +1,24 @@
 """The runtime: serves engines. Importing it imports no library but numpy."""
 
+from octavo.runtime.beam_search import BeamSearchParams
 from octavo.runtime.llm import LLM
+from octavo.runtime.llm_engine import LLMEngine
+from octavo.runtime.logits_processors import LogitsRow
 from octavo.runtime.metrics import RequestMetrics
-from octavo.runtime.outputs import CompletionOutput, RequestOutput
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.outputs import CompletionOutput, Logprob, RequestOutput
+from octavo.runtime.sampling_params import RequestOutputKind, SamplingParams
 from octavo.runtime.tokenizer import Tokenizer
 
 __all__ = [
     "LLM",
+    "BeamSearchParams",
     "CompletionOutput",
+    "LLMEngine",
+    "LogitsRow",
+    "Logprob",
     "RequestMetrics",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "Tokenizer",
 ]

@@ -64,7 +64,7 @@ class BatchPacker:
             start = request.num_computed_tokens
             tokens.append(request.tokens(start, start + count))
             end += count
-            wanted = positions.logits_rows(request.num_tokens, start, count)
+            wanted = positions.logits_rows(request.first_logits_position, start, count)
             logits_indices.extend(range(end - wanted, end))
             logits_rows.append(wanted)
             counts.append(count)
@@ -107,7 +107,7 @@ class BatchPacker:
             position = request.num_computed_tokens
             token_ids.append(request.token(position))
             slots.append(positions.slot_of(request.block_ids, position, self._block_size))
-            logits_rows.append(positions.logits_rows(request.num_tokens, position, 1))
+            logits_rows.append(positions.logits_rows(request.first_logits_position, position, 1))
         inputs.token_ids[:] = token_ids
         inputs.slot_mapping[:] = slots
         if 0 in logits_rows:  # the budget left a prompt only one token

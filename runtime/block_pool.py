@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from octavo.runtime.eviction import EvictionPolicy, LeastRecentlyUsed
+from octavo.runtime.eviction import DEFAULT_POLICY, EvictionPolicy, make_policy
 
 
 class BlockPool:
@@ -19,7 +19,7 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         # A stack: the block that was freed last is the warmest in the processor's caches.
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._evictable: EvictionPolicy = LeastRecentlyUsed() if policy is None else policy
+        self._evictable = make_policy(DEFAULT_POLICY, num_blocks) if policy is None else policy
         self._cached = bytearray(num_blocks)
         self._on_evict: Callable[[int], None] = _ignore
 
@@ -47,9 +47,14 @@ class BlockPool:
         return blocks
 
     def acquire(self, block_id: int) -> None:
-        """Adds a user to a cached block."""
-        if self._ref_counts[block_id] == 0:
-            self._evictable.remove(block_id)
+        """Adds a user to a block that is cached, or in use by a sequence that forks."""
+        if self._cached[block_id]:
+            if self._ref_counts[block_id] == 0:
+                self._evictable.remove(block_id)
+            else:
+                self._evictable.touch(block_id)
+        elif self._ref_counts[block_id] == 0:
+            raise AssertionError(f"block {block_id} is free, there is nothing in it to share")
         self._ref_counts[block_id] += 1
 
     def release(self, block_ids: Sequence[int]) -> None:
@@ -63,9 +68,20 @@ class BlockPool:
                 else:
                     self._free.append(block_id)
 
-    def mark_cached(self, block_id: int) -> None:
-        """From now on the block in use stays evictable, rather than free, without a user."""
+    def mark_cached(self, block_id: int, key: bytes = b"", parent_id: int | None = None) -> None:
+        """From now on the block in use stays evictable, rather than free, without a user.
+
+        key: of the whole prefix; parent_id: the cached block before it, None for the first.
+        """
         self._cached[block_id] = 1
+        self._evictable.insert(block_id, key, parent_id)
+
+    def forget(self, block_id: int) -> None:
+        """Gives up a cached block's content: the block is free, now or when its last user goes."""
+        self._cached[block_id] = 0
+        self._evictable.discard(block_id)
+        if self._ref_counts[block_id] == 0:
+            self._free.append(block_id)
 
     def free_block_ids(self) -> tuple[int, ...]:
         return tuple(self._free)

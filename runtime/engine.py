@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
 
-from octavo.backends.base import Executable, Float32Array
-from octavo.runtime import invariants
+from octavo.backends.base import Executable
+from octavo.runtime import invariants, stopping
+from octavo.runtime.acceptance import Acceptance, Gain
 from octavo.runtime.batch import BatchPacker
+from octavo.runtime.beam_group import BeamGroup
 from octavo.runtime.block_pool import BlockPool
 from octavo.runtime.capacity import EngineLimits
+from octavo.runtime.engine_metrics import EngineMetrics
+from octavo.runtime.eviction import DEFAULT_POLICY, make_policy
 from octavo.runtime.prefix_cache import PrefixCache
-from octavo.runtime.request import FinishReason, Request
-from octavo.runtime.sampler import Sampler, SamplingRow
+from octavo.runtime.request import Request
 from octavo.runtime.scheduler import Scheduler, StepPlan
+from octavo.runtime.step_budget import SchedulingOptions
 
 CHECK_INVARIANTS = "OCTAVO_CHECK_INVARIANTS"
-
-
-class Accepted(NamedTuple):
-    """The tokens a request gains in a step, and whether they end it."""
-
-    token_ids: Sequence[int]
-    finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
-
-
-_NOTHING = Accepted(())
 
 
 class Engine:
@@ -41,17 +35,23 @@ class Engine:
         *,
         sampled_vocab_size: int,
         enable_prefix_caching: bool = True,
+        eviction_policy: str = DEFAULT_POLICY,
+        scheduling: SchedulingOptions | None = None,
     ) -> None:
         self.limits = limits
-        self.pool = BlockPool(limits.num_kv_blocks)
+        self.pool = BlockPool(
+            limits.num_kv_blocks, make_policy(eviction_policy, limits.num_kv_blocks)
+        )
         self.prefix_cache = (
             PrefixCache(self.pool, limits.block_size) if enable_prefix_caching else None
         )
-        self.scheduler = Scheduler(limits, self.pool, self.prefix_cache)
+        self.scheduler = Scheduler(limits, self.pool, self.prefix_cache, scheduling)
         self._executable = executable
         self._packer = BatchPacker(limits)
-        self._sampler = Sampler(sampled_vocab_size)
-        self._requests: dict[str, Request] = {}
+        self._acceptance = Acceptance(sampled_vocab_size)
+        self.metrics = EngineMetrics()
+        self._requests: set[Request] = set()  # every sequence that waits or runs
+        self._arrival_numbers = itertools.count()
         self._check_invariants = os.environ.get(CHECK_INVARIANTS) == "1"
         executable.allocate_kv_cache(limits.num_kv_blocks)
 
@@ -61,31 +61,36 @@ class Engine:
 
     def check_fits(self, request: Request) -> None:
         """Raises CapacityError if the request could never run in this pool."""
-        self.scheduler.check_fits(request)
+        self.scheduler.admission.check_fits(request)
 
     def add_request(self, request: Request) -> None:
-        """Queues a request; CapacityError if it could never run in this pool."""
-        if request.request_id in self._requests:
-            raise AssertionError(f"request id {request.request_id!r} is already in use")
+        """Queues a request; CapacityError if it can never run, QueueFullError if it cannot now."""
         self.check_fits(request)
+        self.scheduler.check_queue()
+        request.arrival_number = next(self._arrival_numbers)
         request.times.arrival = time.monotonic()
-        self._requests[request.request_id] = request
+        self._requests.add(request)
         self.scheduler.add(request)
 
-    def abort(self, request_id: str) -> Request | None:
-        """Ends a request at once and frees its blocks; None if it has already finished."""
-        request = self._requests.pop(request_id, None)
-        if request is not None:
+    def abort(self, request: Request) -> None:
+        """Ends a sequence at once and frees its blocks; harmless when it has already ended."""
+        for follower in request.followers:
+            self.abort(follower)
+        if request in self._requests:
+            self._requests.remove(request)
             self.scheduler.remove(request)
+        if not request.finished:
             request.finish("abort")
             request.times.finished = time.monotonic()
-        return request
+            if request.group is None or request is request.group.root:
+                self.metrics.observe_finished(request)
 
     def step(self) -> list[Request]:
-        """Computes one step and returns the requests that gained tokens.
+        """Computes one step and returns the requests that gained tokens or ended.
 
         If anything in it raises, every request is as it was before the step (a preempted one stays
-        preempted), the error propagates, and the step may be tried again or requests aborted.
+        preempted), the error propagates, and the step may be tried again or requests aborted. An
+        error of one request alone ends that request, with `finish_reason` "error".
         """
         started = time.monotonic()
         plan = self.scheduler.plan()
@@ -94,79 +99,108 @@ class Engine:
                 raise invariants.InvariantError("requests wait and none can be scheduled")
             return []
         try:
+            if plan.copies:
+                self._executable.copy_blocks(plan.copies)
             packed = self._packer.pack(plan, self.scheduler.block_tables)
             outputs = self._executable.run(packed.inputs)
-            accepted = self._accept(plan, packed.logits_rows, outputs.logits)
+            gains = self._acceptance.accept(plan, packed.logits_rows, outputs.logits)
         except BaseException:
             self.scheduler.rollback(plan)
             raise
-        progressed = self._commit(plan, accepted, started)
+        progressed = self._commit(plan, gains, started)
+        self.metrics.observe_step(plan.num_tokens, time.monotonic() - started)
         if self._check_invariants:
             invariants.check(invariants.snapshot(self.scheduler))
         return progressed
 
-    def _accept(
-        self, plan: StepPlan, logits_rows: Sequence[int], logits: Float32Array
-    ) -> list[Accepted]:
-        """Samples every row of `logits` [L, V] and decides what requests gain; changes nothing."""
-        rows = [
-            SamplingRow(entry.request.params, entry.request.seed, entry.request.num_tokens + index)
-            for entry, count in zip(plan.scheduled, logits_rows, strict=True)
-            for index in range(count)
-        ]
-        sampled = self._sampler.sample(logits, rows) if rows else []
-        accepted = []
-        start = 0
-        for entry, count in zip(plan.scheduled, logits_rows, strict=True):
-            tokens = sampled[start : start + count]
-            accepted.append(_accept_tokens(entry.request, tokens) if count else _NOTHING)
-            start += count
-        return accepted
+    def fork(self, parent: Request, child: Request) -> None:
+        """Starts `child` with the parent's computed tokens, in the parent's blocks."""
+        child.arrival_number = parent.arrival_number
+        child.num_cached_tokens = parent.num_cached_tokens
+        self._requests.add(child)
+        self.scheduler.fork(parent, child)
 
-    def _commit(
-        self, plan: StepPlan, accepted: Sequence[Accepted], started: float
-    ) -> list[Request]:
+    def end(self, request: Request) -> None:
+        """Takes out a beam that was given up: its request goes on, or ends with its group."""
+        if request in self._requests:  # else an error of its own has ended it
+            self._requests.remove(request)
+            self.scheduler.remove(request)
+
+    def _commit(self, plan: StepPlan, gains: Sequence[Gain], started: float) -> list[Request]:
         now = time.monotonic()
-        progressed = []
-        for entry, gain in zip(plan.scheduled, accepted, strict=True):
+        progressed: list[Request] = []
+        groups: dict[BeamGroup, None] = {}
+        for entry, gain in zip(plan.scheduled, gains, strict=True):
             request = entry.request
             if request.num_cached_tokens is None:
-                request.num_cached_tokens = request.num_computed_tokens
-                request.times.first_scheduled = started
-            if gain.token_ids:
-                # The last token is known but not computed; rejected drafts are neither.
-                request.num_computed_tokens = request.num_tokens + len(gain.token_ids) - 1
-                request.num_drafts = 0
-                for token_id in gain.token_ids:
-                    request.append_token(token_id)
-                request.times.mark_tokens(now)
+                self._note_admission(request, started)
+            request.num_computed_tokens += entry.num_new_tokens
+            if gain.followers:
+                progressed += self._start_followers(request, gain.followers, now)
+            gained = self._give(request, gain, now)
+            if request.group is not None:
+                groups[request.group] = None
+            elif gained:
                 progressed.append(request)
-            else:
-                request.num_computed_tokens += entry.num_new_tokens
-            if gain.finish_reason is not None:
-                request.finish(gain.finish_reason, gain.stop_reason)
-                request.times.finished = now
-                del self._requests[request.request_id]
+            if request.finished:
+                self._requests.remove(request)
             self.scheduler.commit(request)
+        progressed += [group.root for group in groups if self._advance(group, now)]
         return progressed
 
+    def _advance(self, group: BeamGroup, now: float) -> bool:
+        root = group.root
+        num_running = len(group.beams)
+        if not group.advance(self):
+            return False
+        root.times.mark_tokens(now)
+        self.metrics.observe_tokens(root, num_running)
+        if group.done:
+            root.finish(group.finish_reason)
+            root.times.finished = now
+            self.metrics.observe_finished(root)
+        return True
 
-def _accept_tokens(request: Request, sampled: Sequence[int]) -> Accepted:
-    """Keeps the drafts that equal what was sampled at their place, and the token after them.
+    def _give(self, request: Request, gain: Gain, now: float) -> bool:
+        """Gives a sequence what it gained; True if it has more tokens than before, or has ended."""
+        num_tokens = request.num_tokens
+        request.prompt_logprobs += gain.prompt_logprobs
+        request.beam_candidates = gain.candidates
+        if gain.error is not None:
+            request.error = gain.error
+            request.finish("error")
+        for index, token_id in enumerate(gain.token_ids):
+            request.logprobs += gain.logprobs[index : index + 1]
+            if stopping.append_token(request, token_id):
+                break
+        count = request.num_tokens - num_tokens
+        if count:
+            # The last token is known and not computed; rejected drafts are neither.
+            request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
+            request.num_drafts = 0
+            request.times.mark_tokens(now)
+            self.metrics.observe_tokens(request, count)
+        if request.finished:
+            request.times.finished = now
+            if request.group is None:
+                self.metrics.observe_finished(request)
+        return count > 0 or request.finished
 
-    Sampled row by row with the target's own distribution, the tokens are exactly those that would
-    have come one at a time.
-    """
-    drafts = request.draft_token_ids if request.num_drafts else ()
-    tokens: list[int] = []
-    for index, token in enumerate(sampled):
-        tokens.append(token)
-        if token in request.eos_token_ids:
-            return Accepted(tokens, "stop")
-        if token in request.stop_token_ids:
-            return Accepted(tokens, "stop", token)
-        if request.num_tokens + len(tokens) >= request.max_total_tokens:
-            return Accepted(tokens, "length")
-        if index >= len(drafts) or drafts[index] != token:
-            break
-    return Accepted(tokens)
+    def _note_admission(self, request: Request, started: float) -> None:
+        """The first time only: what is computed again after a preemption is no prefix hit."""
+        request.num_cached_tokens = request.num_computed_tokens
+        request.times.first_scheduled = started
+        self.metrics.observe_scheduled(request)
+        if self.prefix_cache is not None:
+            self.prefix_cache.record_query(request.num_prompt_tokens, request.num_cached_tokens)
+
+    def _start_followers(self, leader: Request, gains: Sequence[Gain], now: float) -> list[Request]:
+        followers, leader.followers = leader.followers, ()
+        for follower, gain in zip(followers, gains, strict=True):
+            follower.prompt_logprobs = leader.prompt_logprobs
+            follower.num_cached_tokens = leader.num_cached_tokens
+            follower.times = replace(leader.times)
+            self._give(follower, gain, now)
+            if not follower.finished:
+                self.fork(leader, follower)
+        return list(followers)

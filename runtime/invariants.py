@@ -31,7 +31,8 @@ class RequestSnapshot:
     num_drafts: int
     max_total_tokens: int
     block_ids: tuple[int, ...]
-    arrival_time: float
+    rank: tuple[int, int, int]
+    parked: bool  # a beam that waits for those beside it, all of its tokens computed
     cache_salt: bytes
 
 
@@ -50,6 +51,7 @@ class Snapshot:
     free: tuple[int, ...]
     evictable: tuple[int, ...]
     cached: tuple[CachedBlock, ...]
+    pinned: tuple[int, ...]  # one entry for each pin of a block
     running: tuple[RequestSnapshot, ...]
     waiting: tuple[RequestSnapshot, ...]
 
@@ -63,6 +65,7 @@ def snapshot(scheduler: Scheduler) -> Snapshot:
         free=pool.free_block_ids(),
         evictable=pool.evictable_block_ids(),
         cached=_cached_blocks(scheduler),
+        pinned=() if scheduler.prefix_cache is None else scheduler.prefix_cache.pinned_block_ids(),
         running=tuple(request_snapshot(request) for request in scheduler.running),
         waiting=tuple(request_snapshot(request) for request in scheduler.waiting),
     )
@@ -77,7 +80,8 @@ def request_snapshot(request: Request) -> RequestSnapshot:
         num_drafts=request.num_drafts,
         max_total_tokens=request.max_total_tokens,
         block_ids=tuple(request.block_ids),
-        arrival_time=request.times.arrival,
+        rank=request.rank,
+        parked=request.beam_candidates is not None,
         cache_salt=request.cache_salt,
     )
 
@@ -99,6 +103,7 @@ def find_violations(state: Snapshot) -> Iterator[str]:
 
 def _reference_violations(state: Snapshot) -> Iterator[str]:
     users = Counter(block for request in state.running for block in request.block_ids)
+    users.update(state.pinned)
     for block_id, count in enumerate(state.ref_counts):
         if count != users[block_id]:
             yield f"block {block_id} counts {count} users and has {users[block_id]}"
@@ -121,7 +126,7 @@ def _request_violations(state: Snapshot) -> Iterator[str]:
         computed, known = request.num_computed_tokens, len(request.token_ids)
         if request.status is not RequestStatus.RUNNING:
             yield f"{name} is {request.status}"
-        if not 0 <= computed < known:
+        if not 0 <= computed < known + request.parked:
             yield f"{name} has computed {computed} of {known} tokens"
         if known >= request.max_total_tokens:
             yield f"{name} has reached its {request.max_total_tokens} tokens and goes on"
@@ -141,22 +146,22 @@ def _request_violations(state: Snapshot) -> Iterator[str]:
 def _queue_violations(state: Snapshot) -> Iterator[str]:
     if len(state.running) > state.max_num_seqs:
         yield f"{len(state.running)} requests run, the limit is {state.max_num_seqs}"
-    arrivals = [request.arrival_time for request in state.running + state.waiting]
-    if arrivals != sorted(arrivals):
-        yield f"requests are not in the order of arrival: {arrivals}"
+    for queue in (state.running, state.waiting):
+        ranks = [request.rank for request in queue]
+        if ranks != sorted(ranks):
+            yield f"requests are not in the order of their rank: {ranks}"
 
 
 def _sharing_violations(state: Snapshot) -> Iterator[str]:
-    """A block's users and its prefix-cache entry agree on all tokens up to the block's end."""
+    """A block's users and its prefix-cache entry agree on all computed tokens up to its end."""
     owners = {block.block_id: (block.tokens, block.cache_salt) for block in state.cached}
     for request in state.running:
         for index, block_id in enumerate(request.block_ids):
-            end = (index + 1) * state.block_size
+            end = min((index + 1) * state.block_size, request.num_computed_tokens)
+            if end % state.block_size and block_id in owners and len(owners[block_id][0]) > end:
+                yield f"unfinished block {block_id} of {request.request_id} is cached"
             content = (request.token_ids[:end], request.cache_salt)
-            if end > request.num_computed_tokens:
-                if state.ref_counts[block_id] != 1 or block_id in owners:
-                    yield f"unfinished block {block_id} of {request.request_id} is shared or cached"
-            elif owners.setdefault(block_id, content) != content:
+            if owners.setdefault(block_id, content) != content:
                 yield f"block {block_id} of {request.request_id} holds another prefix"
 
 

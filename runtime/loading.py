@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from octavo.backends import registry
 from octavo.backends.base import Executable, LoadOptions
-from octavo.backends.bundle import verify_files
-from octavo.graphs.errors import IncompatibleEngineError
+from octavo.backends.bundle import MANIFEST_NAME, verify_files
+from octavo.graphs.errors import BundleError, IncompatibleEngineError
 from octavo.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -24,6 +24,23 @@ class LoadedEngine:
     manifest: Manifest
     executable: Executable
     tokenizer: Tokenizer | None
+
+
+def find_engine(model: str | Path) -> Path:
+    """The bundle itself, or the engine of a checkpoint from the cache of builds."""
+    path = Path(model)
+    if (path / MANIFEST_NAME).exists():
+        return path
+    try:
+        # The one place where the runtime meets the compiler, only when there is something to build.
+        from octavo.compiler import cached_engine
+    except ImportError as error:
+        raise BundleError(
+            f"{model} is no engine, it has no {MANIFEST_NAME}, and building one from a checkpoint "
+            f"is not possible here ({error}): install `octavo[build]`"
+        ) from error
+    engine: Path = cached_engine(str(model))
+    return engine
 
 
 def load_engine(bundle: Path, manifest: Manifest, num_threads: int | None) -> LoadedEngine:

@@ -23,23 +23,20 @@ def full_blocks(num_tokens: int, block_size: int) -> int:
     return num_tokens // block_size
 
 
-def reusable_blocks(num_tokens: int, block_size: int) -> int:
-    """Most blocks a prefix hit may take: at least the last token is computed, for its logits."""
-    return (num_tokens - 1) // block_size
-
-
 def tokens_to_compute(num_tokens: int, num_computed_tokens: int, budget: int) -> int:
     """Tokens of a sequence in this step: all that are missing, as far as the budget goes."""
     return min(num_tokens - num_computed_tokens, budget)
 
 
-def logits_rows(num_tokens: int, num_computed_tokens: int, num_new_tokens: int) -> int:
-    """How many of a sequence's last rows need logits.
+def logits_rows(first_logits_position: int, num_computed_tokens: int, num_new_tokens: int) -> int:
+    """How many of a sequence's last rows need logits, those from `first_logits_position` on.
 
-    None while the step ends before the last known token (a chunk of a prefill); one when it ends
-    there; one more for every draft token fed after it.
+    That is the last known token's position: none while the step ends before it (a chunk of a
+    prefill), one when it ends there, one more for every draft token fed after it. It is earlier
+    while logits of the prompt are wanted.
     """
-    return max(0, num_computed_tokens + num_new_tokens - num_tokens + 1)
+    end = num_computed_tokens + num_new_tokens
+    return max(0, end - max(first_logits_position, num_computed_tokens))
 
 
 def slot_of(block_ids: Sequence[int], position: int, block_size: int) -> int:

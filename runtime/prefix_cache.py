@@ -9,8 +9,10 @@ purpose or not, ever hands one request the cache of another.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import numpy as np
 
@@ -34,6 +36,7 @@ class PrefixEntry:
     salt: bytes
     parent: PrefixEntry | None
     block_id: int
+    num_resets: int  # of the cache before the block was computed
 
     def prefix_token_ids(self) -> tuple[int, ...]:
         """All tokens up to the end of this block."""
@@ -45,6 +48,38 @@ class PrefixEntry:
         return tuple(np.frombuffer(b"".join(reversed(blocks)), dtype=np.int32).tolist())
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixCacheStats:
+    """Counted since the cache was made; resets do not take anything back."""
+
+    queries: int  # tokens of requests that were admitted
+    hits: int  # of them, tokens that were found
+    evictions: int  # blocks whose content was given up for other tokens
+    resets: int
+    cached_blocks: int  # now
+    pinned_blocks: int  # now
+
+    @property
+    def hit_rate(self) -> float:
+        """Found tokens of those looked up; 0 before the first."""
+        return self.hits / self.queries if self.queries else 0.0
+
+
+class PinnedPrefix:
+    """Keeps the blocks of a prefix in the cache until it is released."""
+
+    def __init__(self, block_ids: Sequence[int], num_tokens: int, release: Callable[[], None]):
+        self.block_ids = tuple(block_ids)
+        self.num_tokens = num_tokens
+        self._release: Callable[[], None] | None = release
+
+    def release(self) -> None:
+        """Lets the blocks be evicted like any others; once is enough, more does no harm."""
+        if self._release is not None:
+            self._release()
+            self._release = None
+
+
 class PrefixCache:
     """The index from keys to blocks. Blocks enter it only after they were computed."""
 
@@ -54,28 +89,29 @@ class PrefixCache:
         self._hash = hash_function
         self._by_key: dict[bytes, PrefixEntry] = {}
         self._by_block: dict[int, PrefixEntry] = {}
-        pool.set_on_evict(self._forget)
+        self._pins: Counter[int] = Counter()  # by block
+        # Requests that took nothing computed before the last reset; only asked after a reset.
+        self._fresh: WeakSet[Request] = WeakSet()
+        self._queries = self._hits = self._evictions = self._resets = 0
+        pool.set_on_evict(self._evicted)
 
     def match(self, request: Request) -> list[PrefixEntry]:
         """The longest chain of cached blocks that the request's tokens begin with.
 
-        It never covers all tokens: the last one is computed again because its logits are wanted.
-        Takes no reference; the entries are valid until blocks are next allocated.
+        It never covers all tokens: the last one is computed again because its logits are wanted,
+        and so are those whose logits were asked for. Takes no reference; the entries are valid
+        until blocks are next allocated. The request holds no computed tokens yet.
         """
-        chain: list[PrefixEntry] = []
-        parent: PrefixEntry | None = None
-        for index in range(positions.reusable_blocks(request.num_tokens, self._block_size)):
-            entry = self._find(request, index, parent)
-            if entry is None:
-                break
-            chain.append(entry)
-            parent = entry
-        return chain
+        if self._resets:
+            self._fresh.add(request)
+        return self._chain(request, request.num_reusable_tokens)
 
     def register(self, request: Request) -> None:
         """Makes the request's computed full blocks findable; called after a step was committed."""
         chain = request.prefix_chain
         computed = positions.full_blocks(request.num_computed_tokens, self._block_size)
+        if len(chain) >= computed or self._is_stale(request):
+            return
         for index in range(len(chain), computed):
             parent = chain[-1] if chain else None
             entry = self._find(request, index, parent)
@@ -85,8 +121,75 @@ class PrefixCache:
             # one that is found, and this request keeps its own copy unregistered.
             chain.append(entry)
 
+    def pin(self, request: Request) -> PinnedPrefix:
+        """Keeps the full blocks of a request's prompt, as many as are cached now, until released.
+
+        The request may have ended: what it computed is looked up. A pin survives `reset`.
+        """
+        chain = self._chain(request, request.num_prompt_tokens)
+        block_ids = [entry.block_id for entry in chain]
+        for block_id in block_ids:
+            self._pool.acquire(block_id)
+        self._pins.update(block_ids)
+        return PinnedPrefix(
+            block_ids, len(chain) * self._block_size, lambda: self._unpin(block_ids)
+        )
+
+    def reset(self) -> None:
+        """Forgets every block that is not pinned: nothing computed before is found again.
+
+        Running requests go on with their blocks, which become free as they end. What they compute
+        from now on rests on what was computed before, so it is not registered either.
+        """
+        self._resets += 1
+        self._fresh.clear()
+        # The ends of prefixes, which were registered last, first.
+        for block_id in reversed(self._by_block.copy()):
+            if block_id not in self._pins:
+                self._forget(block_id)
+                self._pool.forget(block_id)
+
+    def record_query(self, num_tokens: int, num_hits: int) -> None:
+        """Counts a request when it is first admitted: of its `num_tokens`, `num_hits` were found.
+
+        A preempted request that finds its own blocks again is no hit and is not recorded.
+        """
+        self._queries += num_tokens
+        self._hits += num_hits
+
+    @property
+    def stats(self) -> PrefixCacheStats:
+        return PrefixCacheStats(
+            queries=self._queries,
+            hits=self._hits,
+            evictions=self._evictions,
+            resets=self._resets,
+            cached_blocks=len(self._by_block),
+            pinned_blocks=len(self._pins),
+        )
+
+    @property
+    def num_pinned_blocks(self) -> int:
+        """Blocks that no request can have, each counted once."""
+        return len(self._pins)
+
+    def pinned_block_ids(self) -> tuple[int, ...]:
+        """One entry for each pin and block."""
+        return tuple(self._pins.elements())
+
     def entries(self) -> tuple[PrefixEntry, ...]:
         return tuple(self._by_block.values())
+
+    def _chain(self, request: Request, num_tokens: int) -> list[PrefixEntry]:
+        chain: list[PrefixEntry] = []
+        parent: PrefixEntry | None = None
+        for index in range(positions.full_blocks(num_tokens, self._block_size)):
+            entry = self._find(request, index, parent)
+            if entry is None:
+                break
+            chain.append(entry)
+            parent = entry
+        return chain
 
     def _find(self, request: Request, index: int, parent: PrefixEntry | None) -> PrefixEntry | None:
         entry = self._by_key.get(self._key(request, index))
@@ -108,13 +211,35 @@ class PrefixCache:
             salt=request.cache_salt,
             parent=parent,
             block_id=request.block_ids[index],
+            num_resets=self._resets,
         )
         # A taken key here is a collision: the block is left out, its entry only links the chain.
         if entry.key not in self._by_key:
             self._by_key[entry.key] = entry
             self._by_block[entry.block_id] = entry
-            self._pool.mark_cached(entry.block_id)
+            parent_id = None
+            if parent is not None and self._by_block.get(parent.block_id) is parent:
+                parent_id = parent.block_id
+            self._pool.mark_cached(entry.block_id, entry.key, parent_id)
         return entry
+
+    def _is_stale(self, request: Request) -> bool:
+        """Whether the request's blocks may rest on what was computed before the last reset."""
+        if not self._resets or request in self._fresh:
+            return False
+        # A fork is not admitted, but shares its first blocks with a request that was. While it has
+        # no full one, nothing tells when it began.
+        chain = request.prefix_chain
+        return not chain or chain[-1].num_resets < self._resets
+
+    def _unpin(self, block_ids: Sequence[int]) -> None:
+        self._pins.subtract(block_ids)
+        self._pins = +self._pins  # without the zeros
+        self._pool.release(block_ids)
+
+    def _evicted(self, block_id: int) -> None:
+        self._evictions += 1
+        self._forget(block_id)
 
     def _forget(self, block_id: int) -> None:
         del self._by_key[self._by_block.pop(block_id).key]

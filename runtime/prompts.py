@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -13,16 +14,18 @@ from octavo.graphs.errors import RequestError
 if TYPE_CHECKING:
     from octavo.runtime.tokenizer import Tokenizer
 
-# A text, {"prompt": text} or {"prompt_token_ids": ids}; with both, the ids are what is run.
+# A text, {"prompt": text} or {"prompt_token_ids": ids}; with both, the ids are what is run. With
+# "cache_salt" the cached prefix is shared only with prompts of the same salt.
 Prompt: TypeAlias = str | Mapping[str, object]
 
-_KEYS = {"prompt", "prompt_token_ids"}
+_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
 
 
 @dataclass(frozen=True)
 class EncodedPrompt:
     text: str | None
     token_ids: list[int]
+    cache_salt: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -32,20 +35,6 @@ class PromptReader:
     tokenizer: Tokenizer | None
     vocab_size: int
     max_model_len: int
-
-    def read_all(self, prompts: Prompt | Sequence[Prompt]) -> list[EncodedPrompt]:
-        """One encoded prompt for each; RequestError names the first that is refused."""
-        if isinstance(prompts, str | Mapping):
-            return [self.read(prompts)]
-        if not isinstance(prompts, Sequence):
-            raise RequestError(f"prompts are of type {type(prompts).__name__}: give a list of them")
-        encoded = []
-        for index, prompt in enumerate(prompts):
-            try:
-                encoded.append(self.read(prompt))
-            except RequestError as error:
-                raise RequestError(f"prompt {index} of {len(prompts)}: {error}") from None
-        return encoded
 
     def read(self, prompt: Prompt) -> EncodedPrompt:
         """The token ids of one prompt; RequestError if this engine cannot run them."""
@@ -59,7 +48,8 @@ class PromptReader:
                 f"{self.max_model_len - 1} and generates up to max_model_len {self.max_model_len}: "
                 "shorten it or build an engine with a larger max_model_len"
             )
-        return EncodedPrompt(text, token_ids)
+        salt = "" if isinstance(prompt, str) else prompt.get("cache_salt", "")
+        return EncodedPrompt(text, token_ids, _encode_salt(salt))
 
     def _encode(self, text: str | None) -> list[int]:
         if not text:
@@ -83,6 +73,13 @@ class PromptReader:
                 )
             token_ids.append(int(value))
         return token_ids
+
+
+def _encode_salt(salt: object) -> bytes:
+    if isinstance(salt, str):
+        with contextlib.suppress(UnicodeEncodeError):  # lone surrogates
+            return salt.encode()
+    raise RequestError(f'"cache_salt" is {_brief(salt)}, it must be a text')
 
 
 def _split(prompt: object) -> tuple[str | None, Iterable[object] | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +35,13 @@ class NullExecutable:
         shape = (num_blocks, self._manifest.limits.block_size)
         self._tokens = np.full(shape, _EMPTY, dtype=np.int64)
         self._positions = np.full(shape, _EMPTY, dtype=np.int64)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        if self._tokens is None or self._positions is None:
+            raise BackendError("the null engine has no cache: call allocate_kv_cache first")
+        for source, destination in copies:
+            self._tokens[destination] = self._tokens[source]
+            self._positions[destination] = self._positions[source]
 
     def close(self) -> None:
         self._tokens = self._positions = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ class OnnxRuntimeExecutable:
         self._vocab_size = manifest.spec.vocab_size
         self._logits = np.empty((0, self._vocab_size), np.float32)
         self._caches: list[ort.OrtValue] = []
+        self._cache_arrays: list[NDArray[Any]] = []  # the memory of `_caches`
         self._page_in: PageIn | None = None
         self._bound: StepInputs | None = None
         self._outputs = StepOutputs(self._logits)
@@ -45,7 +46,6 @@ class OnnxRuntimeExecutable:
         layers = self._manifest.spec.kv_cache_bindings(
             self._manifest.limits.block_size, self._manifest.kv_cache_dtype
         )
-        arrays = []
         for binding in layers:
             sizes = [int(size) for size in binding.shape[1:]]
             array = np.zeros((num_blocks, *sizes), np.dtype(binding.dtype))
@@ -53,8 +53,13 @@ class OnnxRuntimeExecutable:
             self._binding.bind_ortvalue_input(binding.name, cache)
             self._binding.bind_ortvalue_output(bindings.cache_output_name(binding.name), cache)
             self._caches.append(cache)
-            arrays.append(array)
-        self._page_in = PageIn(arrays)
+            self._cache_arrays.append(array)
+        self._page_in = PageIn(self._cache_arrays)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        for array in self._cache_arrays:
+            for source, destination in copies:
+                array[destination] = array[source]
 
     def run(self, inputs: StepInputs) -> StepOutputs:
         if self._session is None or not self._caches:
@@ -89,6 +94,7 @@ class OnnxRuntimeExecutable:
         self._binding.clear_binding_outputs()
         self._bound = None
         self._caches.clear()
+        self._cache_arrays.clear()
 
     def _logits_buffer(self, rows: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
         if rows > len(self._logits):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,11 @@ class TorchExecutable:
             )
             for layer in layers
         ]
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        for cache in self._caches:
+            for source, destination in copies:
+                cache[destination] = cache[source]
 
     @torch.no_grad()
     def run(self, inputs: StepInputs) -> StepOutputs:

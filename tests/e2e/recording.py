@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,12 @@ class RecordingExecutable:
         for index, row in zip(inputs.logits_indices.tolist(), logits, strict=True):
             self.rows[self._history(inputs, index)].append(row.copy())
         return StepOutputs(logits[asked] if self._every_position else logits)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        blocks = self._tokens.reshape(-1, self._block_size)
+        for source, destination in copies:
+            blocks[destination] = blocks[source]
+        self._inner.copy_blocks(copies)
 
     def close(self) -> None:
         self._inner.close()

@@ -119,7 +119,7 @@ def test_every_schedule(
             if arrival.request is None:
                 continue
             if arrival.abort_after is not None and step >= arrival.step + arrival.abort_after:
-                harness.engine.abort(arrival.request.request_id)
+                harness.engine.abort(arrival.request)
                 harness.check()
             elif arrival.request in harness.engine.scheduler.running and not (
                 arrival.request.num_tokens - arrival.request.num_computed_tokens > 1

@@ -17,17 +17,26 @@ from octavo.runtime.capacity import EngineLimits
 from octavo.runtime.engine import Engine
 from octavo.runtime.request import Request
 from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.step_budget import SchedulingOptions
 
 VOCAB_SIZE = 97
 
 
 class RecordingExecutable(NullExecutable):
-    """Keeps a copy of every step's inputs; `on_run` may raise, after the cache was written."""
+    """Keeps a copy of every step's inputs; `on_run` may raise, after the cache was written.
+
+    `copies` holds the (source, destination) blocks of every step that copied any.
+    """
 
     def __init__(self, limits: Limits, vocab_size: int = VOCAB_SIZE) -> None:
         super().__init__(make_manifest(vocab_size=vocab_size, limits=limits))
         self.steps: list[StepInputs] = []
+        self.copies: list[list[tuple[int, int]]] = []
         self.on_run: Callable[[], None] | None = None
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        self.copies.append(list(copies))
+        super().copy_blocks(copies)
 
     def run(self, inputs: StepInputs) -> StepOutputs:
         copies = {f.name: getattr(inputs, f.name).copy() for f in dataclasses.fields(inputs)}
@@ -50,6 +59,7 @@ class Harness:
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 128,
         enable_prefix_caching: bool = True,
+        scheduling: SchedulingOptions | None = None,
     ) -> None:
         limits = Limits(
             max_model_len=max_model_len,
@@ -63,12 +73,17 @@ class Harness:
             EngineLimits(**limits.model_dump(), num_kv_blocks=num_kv_blocks),
             sampled_vocab_size=VOCAB_SIZE,
             enable_prefix_caching=enable_prefix_caching,
+            scheduling=scheduling,
         )
         self._num_requests = 0
 
     @property
     def steps(self) -> list[StepInputs]:
         return self.executable.steps
+
+    @property
+    def copies(self) -> list[list[tuple[int, int]]]:
+        return self.executable.copies
 
     def add(
         self,
@@ -77,19 +92,30 @@ class Harness:
         *,
         eos_token_ids: Sequence[int] = (),
         salt: bytes = b"",
+        priority: int = 0,
         **params: object,
     ) -> Request:
-        """Queues a greedy request, unless `params` says otherwise."""
+        """Queues a greedy request, unless `params` says otherwise; with n > 1, its first sequence.
+
+        The others are its `followers`.
+        """
         sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, **params})  # type: ignore[arg-type]
-        request = Request(
-            str(self._num_requests),
-            prompt,
-            sampling,
-            max_model_len=self.engine.limits.max_model_len,
-            eos_token_ids=eos_token_ids,
-            seed=sampling.seed or 0,
-            cache_salt=salt,
+        name = str(self._num_requests)
+        request, *followers = (
+            Request(
+                f"{name}/{choice}" if choice else name,
+                prompt,
+                sampling,
+                max_model_len=self.engine.limits.max_model_len,
+                eos_token_ids=eos_token_ids,
+                seed=sampling.seed or 0,
+                choice=choice,
+                priority=priority,
+                cache_salt=salt,
+            )
+            for choice in range(sampling.num_sequences)
         )
+        request.followers = tuple(followers)
         self._num_requests += 1
         self.engine.add_request(request)
         return request

@@ -58,7 +58,7 @@ def test_reference_counts(sound: Snapshot) -> None:
         ("running", {"status": RequestStatus.WAITING}, "is RequestStatus.WAITING"),
         ("running", {"num_computed_tokens": 99}, "has computed 99 of"),
         ("running", {"max_total_tokens": 5}, "has reached its 5 tokens"),
-        ("running", {"arrival_time": 1e18}, "not in the order of arrival"),
+        ("running", {"rank": (1, 0, 0)}, "not in the order of their rank"),
         ("running", {"cache_salt": b"x"}, "holds another prefix"),
         ("waiting", {"num_computed_tokens": 1}, "holds blocks"),
         ("waiting", {"block_ids": (1,)}, "holds blocks"),

@@ -213,7 +213,7 @@ def test_closing_a_stream_aborts_its_request(llm: LLM) -> None:
 @pytest.mark.parametrize("error", [KeyboardInterrupt, BackendError("no memory")])
 def test_an_interrupted_generate_leaves_a_usable_llm(engine: Path, error: Any) -> None:
     with LLM(engine) as llm:
-        run = llm._executable.run
+        run = llm.engine._executable.run
         steps = 0
 
         def failing(inputs: StepInputs) -> object:
@@ -223,7 +223,7 @@ def test_an_interrupted_generate_leaves_a_usable_llm(engine: Path, error: Any) -
                 raise error
             return run(inputs)
 
-        llm._executable.run = failing  # type: ignore[method-assign, assignment]
+        llm.engine._executable.run = failing  # type: ignore[method-assign, assignment]
         with pytest.raises(type(error) if isinstance(error, Exception) else error):
             llm.generate([ids(1, 2), ids(3)], GREEDY)
         assert_idle(llm)
@@ -268,13 +268,13 @@ def test_chat_template(llm: LLM) -> None:
 def test_a_lowered_limit_shows_in_the_steps(engine: Path) -> None:
     with LLM(engine, max_num_seqs=2, max_num_batched_tokens=5, num_threads=1) as llm:
         sizes = []
-        run = llm._executable.run
+        run = llm.engine._executable.run
 
         def recording(inputs: StepInputs) -> object:
             sizes.append((len(inputs.prefix_offsets), len(inputs.token_ids)))
             return run(inputs)
 
-        llm._executable.run = recording  # type: ignore[method-assign, assignment]
+        llm.engine._executable.run = recording  # type: ignore[method-assign, assignment]
         outputs = llm.generate([ids(*range(i, 12)) for i in range(3)], GREEDY)
     assert max(seqs for seqs, _ in sizes) == 2
     assert max(tokens for _, tokens in sizes) == 5

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ class TimedExecutable:
         self.seconds = time.perf_counter() - started
         self.num_tokens = len(inputs.token_ids)
         return outputs
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        self._executable.copy_blocks(copies)
 
     def close(self) -> None:
         self._executable.close()

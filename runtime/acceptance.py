@@ -1,0 +1,200 @@
+"""From a step's logits to what each sequence gains: sampled tokens, checked drafts, logprobs.
+
+Nothing is changed here: the engine commits the gains, or drops them with a failed step. What goes
+wrong with one sequence (its own logits processor raises, its logits are no numbers) is that
+sequence's gain, an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from octavo.backends.base import Float32Array
+from octavo.graphs.errors import BackendError, OctavoError, RequestError
+from octavo.runtime.beam_search import BeamCandidates
+from octavo.runtime.logits_processors import LogitsRow, apply_processors
+from octavo.runtime.request import Request
+from octavo.runtime.sampler import LogprobsRow, RowLogprobs, Sampler, SamplingRow
+from octavo.runtime.scheduler import ScheduledRequest, StepPlan
+
+NOT_FINITE = -1  # the sampler's answer to logits among which no token can be chosen
+
+
+@dataclass(slots=True)
+class Gain:
+    """What a step gives a sequence; nothing for a chunk of a prefill."""
+
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[RowLogprobs] = ()  # of `token_ids`, if the request asks for them
+    prompt_logprobs: Sequence[RowLogprobs] = ()
+    candidates: BeamCandidates | None = None
+    followers: list[Gain] = field(default_factory=list)  # first tokens of the request's followers
+    error: OctavoError | None = None
+
+
+@dataclass(slots=True)
+class _Sampling:
+    """The rows of the logits that one sequence samples in this step."""
+
+    request: Request
+    gain: Gain
+    raw: list[Float32Array]  # [V] each
+    edited: list[Float32Array]  # [V] each, what is sampled
+    first_row: int = 0  # among the rows of all sequences
+
+
+class Acceptance:
+    """Reads the rows of one engine's logits."""
+
+    def __init__(self, sampled_vocab_size: int) -> None:
+        self._vocab_size = sampled_vocab_size
+        self._sampler = Sampler(sampled_vocab_size)
+
+    def accept(
+        self, plan: StepPlan, logits_rows: Sequence[int], logits: Float32Array
+    ) -> list[Gain]:
+        """One gain for each scheduled request; logits [L, V], `logits_rows` [B] of them each."""
+        logits = logits[:, : self._vocab_size]
+        gains = [Gain() for _ in plan.scheduled]
+        samplings: list[_Sampling] = []
+        prompt_rows: list[tuple[Gain, list[LogprobsRow]]] = []
+        start = 0
+        for entry, gain, count in zip(plan.scheduled, gains, logits_rows, strict=True):
+            rows = logits[start : start + count]
+            start += count
+            num_prompt = _num_prompt_rows(entry, count)
+            if num_prompt:
+                prompt_rows.append((gain, self._prompt_rows(entry.request, rows[:num_prompt])))
+            if num_prompt < count:
+                samplings += self._samplings(entry.request, gain, rows[num_prompt:])
+        self._sample(samplings)
+        self._find_logprobs(samplings, prompt_rows)
+        return gains
+
+    def _samplings(self, request: Request, gain: Gain, rows: Float32Array) -> Iterator[_Sampling]:
+        """A sequence's own rows and, of the first one, those of its followers."""
+        yield from self._edited(request, gain, rows)
+        for follower in request.followers:
+            gain.followers.append(Gain())
+            yield from self._edited(follower, gain.followers[-1], rows[:1])
+
+    def _edited(self, request: Request, gain: Gain, rows: Float32Array) -> Iterator[_Sampling]:
+        raw = list(rows)
+        edited = raw
+        if request.processors:
+            try:
+                edited = [_edit(request, row, index) for index, row in enumerate(raw)]
+            except OctavoError as error:
+                gain.error = error
+                return
+        if request.group is None:
+            yield _Sampling(request, gain, raw, edited)
+            return
+        (row,) = edited
+        gain.candidates = request.group.candidates(row)
+        if not len(gain.candidates.token_ids):
+            gain.error = _no_token(raw[0], row)
+
+    def _sample(self, samplings: Sequence[_Sampling]) -> None:
+        rows: list[SamplingRow] = []
+        for sampling in samplings:
+            sampling.first_row = len(rows)
+            request = sampling.request
+            position = request.num_tokens
+            for row in sampling.edited:
+                rows.append(
+                    SamplingRow(row, request.params, request.seed, position, request.choice)
+                )
+                position += 1
+        tokens = self._sampler.sample(rows) if rows else []
+        for sampling in samplings:
+            first = sampling.first_row
+            _verify_drafts(sampling, tokens[first : first + len(sampling.edited)])
+
+    def _find_logprobs(
+        self,
+        samplings: Sequence[_Sampling],
+        prompt_rows: Sequence[tuple[Gain, list[LogprobsRow]]],
+    ) -> None:
+        rows = [row for _, own in prompt_rows for row in own]
+        wanted = [s for s in samplings if s.request.params.num_sample_logprobs is not None]
+        for sampling in wanted:
+            num_logprobs = self._count(sampling.request.params.num_sample_logprobs)
+            for token, raw in zip(sampling.gain.token_ids, sampling.raw, strict=False):
+                rows.append(LogprobsRow(raw, token, num_logprobs))
+        if not rows:
+            return
+        found = iter(self._sampler.logprobs(rows))
+        for gain, own in prompt_rows:
+            gain.prompt_logprobs = [next(found) for _ in own]
+        for sampling in wanted:
+            gain = sampling.gain
+            gain.logprobs = [next(found) for _ in gain.token_ids]
+
+    def _prompt_rows(self, request: Request, rows: Float32Array) -> list[LogprobsRow]:
+        """The row at a position tells of the prompt's token after it."""
+        start = len(request.prompt_logprobs) + 1
+        following = request.tokens(start, start + len(rows)).tolist()
+        count = self._count(request.params.prompt_logprobs)
+        return [LogprobsRow(row, token, count) for row, token in zip(rows, following, strict=True)]
+
+    def _count(self, num_logprobs: int | None) -> int:
+        """-1 stands for the whole vocabulary."""
+        return self._vocab_size if num_logprobs == -1 else num_logprobs or 0
+
+
+def _num_prompt_rows(entry: ScheduledRequest, count: int) -> int:
+    """How many of a request's first rows only tell the logprobs of its prompt."""
+    request = entry.request
+    end = request.num_computed_tokens + entry.num_new_tokens
+    num_sampled = max(0, end - request.num_tokens + 1)
+    return count - num_sampled
+
+
+def _edit(request: Request, row: Float32Array, num_drafts: int) -> Float32Array:
+    """[V]: the row after the sequence's first `num_drafts` drafts, as its processors leave it."""
+    start = request.num_prompt_tokens
+    edited = LogitsRow(
+        row, request.tokens(0, start), request.tokens(start, request.num_tokens + num_drafts)
+    )
+    apply_processors(request.processors, edited)
+    return edited.values
+
+
+def _verify_drafts(sampling: _Sampling, sampled: Sequence[int]) -> None:
+    """Keeps the drafts that equal what was sampled at their place, and the token after them.
+
+    Sampled row by row with the target's own distribution, the tokens are exactly those that would
+    have come one at a time.
+    """
+    request, gain = sampling.request, sampling.gain
+    drafts = request.draft_token_ids if request.num_drafts else ()
+    tokens: list[int] = []
+    for index, token in enumerate(sampled):
+        if token == NOT_FINITE:
+            if not tokens:
+                gain.error = _no_token(sampling.raw[index], sampling.edited[index])
+            break  # otherwise the next step meets it again, as its first row
+        tokens.append(token)
+        if index >= len(drafts) or drafts[index] != token:
+            break
+    gain.token_ids = tokens
+
+
+def _no_token(raw: Float32Array, edited: Float32Array) -> OctavoError:
+    if edited is not raw and np.isfinite(raw).all():
+        return RequestError(
+            "the request's own limits leave no token to choose: loosen allowed_token_ids, "
+            "bad_words, min_tokens, logit_bias or logits_processors"
+        )
+    return _not_finite(raw)
+
+
+def _not_finite(raw: Float32Array) -> BackendError:
+    return BackendError(
+        f"the engine returned logits whose largest value is {raw.max()}: no token can be chosen, "
+        "check the model with `octavo verify`"
+    )
