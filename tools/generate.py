@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from octavo.graphs.errors import RequestError
+from octavo.tools import completions, options
 from octavo.tools.console import print_json, reports_errors, usage_error
 
 if TYPE_CHECKING:
     from octavo.runtime import LLM, RequestOutput, SamplingParams
+    from octavo.runtime.beam_search import BeamSearchParams
     from octavo.runtime.prompts import Prompt
 
 
 @reports_errors
 def generate(
-    engine: Annotated[str, typer.Argument(help="Engine folder, or a checkpoint to build first.")],
+    engine: options.EngineArgument,
     prompt: Annotated[
-        list[str] | None, typer.Option("--prompt", "-p", help="A prompt; repeat it for more.")
+        list[str] | None,
+        typer.Option(
+            "--prompt",
+            "-p",
+            help="A prompt; repeat it for more.",
+            rich_help_panel=options.PROMPTS,
+        ),
     ] = None,
     prompt_file: Annotated[
         list[Path] | None,
@@ -30,53 +34,191 @@ def generate(
             exists=True,
             dir_okay=False,
             help="A UTF-8 file whose whole text is one prompt; repeatable.",
+            rich_help_panel=options.PROMPTS,
         ),
     ] = None,
     token_ids: Annotated[
         list[str] | None,
-        typer.Option(help="A prompt as token ids, such as 1,15,7; repeatable, needs no tokenizer."),
+        typer.Option(
+            help="A prompt as token ids, such as 1,15,7; repeatable, needs no tokenizer.",
+            rich_help_panel=options.PROMPTS,
+        ),
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Put each prompt through the model's chat template.")
+        bool,
+        typer.Option(
+            "--chat",
+            help="Put each prompt through the model's chat template.",
+            rich_help_panel=options.PROMPTS,
+        ),
     ] = False,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample from this much of the probability.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Sample from this many tokens; 0: from all.")] = 0,
-    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
-    stream: Annotated[bool, typer.Option("--stream", help="Print text as it comes.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of results.")] = False,
-    num_threads: Annotated[int | None, typer.Option(min=1, help="Default: all cores.")] = None,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: Annotated[
+        float | None,
+        typer.Option(
+            help="Lowers the logits of tokens in the output by this.",
+            rich_help_panel=options.SAMPLING,
+        ),
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None,
+        typer.Option(
+            help="Lowers them by this for each time they are in the output.",
+            rich_help_panel=options.SAMPLING,
+        ),
+    ] = None,
+    seed: options.Seed = None,
+    n: Annotated[
+        int,
+        typer.Option(help="Completions of each prompt.", rich_help_panel=options.SAMPLING),
+    ] = 1,
+    best_of: Annotated[
+        int | None,
+        typer.Option(
+            help="Generate this many completions and show the n likeliest.",
+            rich_help_panel=options.SAMPLING,
+        ),
+    ] = None,
+    beam_width: Annotated[
+        int | None,
+        typer.Option(
+            help="Search with this many beams instead of sampling.",
+            rich_help_panel=options.SAMPLING,
+        ),
+    ] = None,
+    length_penalty: Annotated[
+        float | None,
+        typer.Option(
+            help="Of a beam search: above 0 favours long results, below 0 short ones."
+            "  [default: 1]",
+            rich_help_panel=options.SAMPLING,
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int,
+        typer.Option(help="Tokens to generate at most.", rich_help_panel=options.STOPPING),
+    ] = 128,
+    min_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens to generate before anything may end the output.",
+            rich_help_panel=options.STOPPING,
+        ),
+    ] = None,
+    stop: options.Stop = None,
+    stop_token_id: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="A token id that ends the output; repeatable.", rich_help_panel=options.STOPPING
+        ),
+    ] = None,
+    stream: Annotated[
+        bool,
+        typer.Option("--stream", help="Print text as it comes.", rich_help_panel=options.OUTPUT),
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print a JSON list with an entry for each prompt.",
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = False,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            help="In the JSON: log-probabilities of each token and of this many likeliest ones.",
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = None,
+    kv_cache_memory: options.KVCacheMemory = options.DEFAULT_KV_CACHE_MEMORY,
+    num_threads: options.NumThreads = None,
 ) -> None:
     """Complete prompts with an engine and print the text."""
     if stream and as_json:
         raise usage_error("--stream prints text as it comes, --json all at once: choose one")
+    if stream and (n > 1 or (best_of or 1) > 1 or beam_width is not None):
+        raise usage_error(
+            "--stream shows one completion as it comes: leave out --n, --best-of and --beam-width"
+        )
+    if logprobs is not None and not as_json:
+        raise usage_error("--logprobs are part of the JSON: add --json")
     texts = [*(prompt or ()), *(_read_prompt(path) for path in prompt_file or ())]
     ids = [_parse_token_ids(text) for text in token_ids or ()]
     if not texts and not ids:
         raise usage_error("no prompt: give --prompt, --prompt-file or --token-ids")
     if chat and ids:
         raise usage_error("--chat needs text: it cannot be used with --token-ids")
-
-    from octavo.runtime import LLM, SamplingParams
-
-    params = SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
+    # What a beam search has no use for.
+    sampling: dict[str, Any] = options.given(
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+        best_of=best_of,
+        min_tokens=min_tokens,
+        stop=stop,
+        logprobs=logprobs,
     )
-    with LLM(engine, num_threads=num_threads) as llm:
+    common = {
+        "n": n,
+        "temperature": temperature,
+        "max_tokens": max_tokens,
+        "stop_token_ids": stop_token_id or (),
+    }
+
+    from octavo.runtime import LLM
+
+    params = _params(beam_width, length_penalty, common, sampling)
+    with LLM(engine, kv_cache_memory=kv_cache_memory, num_threads=num_threads) as llm:
         prompts: list[Prompt] = [_as_chat(llm, text) if chat else text for text in texts]
         prompts += [{"prompt_token_ids": row} for row in ids]
         if stream:
             for one in prompts:
-                _print_stream(llm, one, params)
+                completions.print_stream(llm, one, params)
             return
-        results = llm.generate(prompts, params)
+        results = _run(llm, prompts, params)
         if as_json:
-            print_json([_as_json(result) for result in results])
+            print_json([completions.as_json(result) for result in results])
         else:
-            shown = _shown_as(llm)
-            for result in results:
-                typer.echo(shown(result))
+            completions.print_results(llm, results)
+
+
+def _params(
+    beam_width: int | None,
+    length_penalty: float | None,
+    common: dict[str, Any],
+    sampling: dict[str, Any],
+) -> SamplingParams | BeamSearchParams:
+    from octavo.runtime import SamplingParams
+    from octavo.runtime.beam_search import BeamSearchParams
+
+    if beam_width is None:
+        if length_penalty is not None:
+            raise usage_error("--length-penalty is for a beam search: add --beam-width")
+        return SamplingParams(**common, **sampling)
+    if sampling:
+        names = ", ".join("--" + name.replace("_", "-") for name in sampling)
+        raise usage_error(f"a beam search does not sample: leave out {names}, or --beam-width")
+    search: dict[str, Any] = options.given(length_penalty=length_penalty)
+    return BeamSearchParams(beam_width=beam_width, **common, **search)
+
+
+def _run(
+    llm: LLM, prompts: list[Prompt], params: SamplingParams | BeamSearchParams
+) -> list[RequestOutput]:
+    from octavo.runtime.beam_search import BeamSearchParams
+
+    if isinstance(params, BeamSearchParams):
+        return llm.beam_search(prompts, params)
+    return llm.generate(prompts, params)
 
 
 def _read_prompt(path: Path) -> str:
@@ -95,49 +237,5 @@ def _parse_token_ids(text: str) -> list[int]:
         ) from None
 
 
-def _as_chat(llm: LLM, text: str) -> str:
-    messages = [{"role": "user", "content": text}]
-    return llm.apply_chat_template(messages, add_generation_prompt=True)
-
-
-def _shown_as(llm: LLM) -> Callable[[RequestOutput], str]:
-    """What to print of an output: its text, or token ids where there is no tokenizer."""
-    try:
-        llm.get_tokenizer()
-    except RequestError:
-        return lambda result: ",".join(map(str, result.outputs[0].token_ids))
-    return lambda result: result.text
-
-
-def _print_stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
-    shown, printed, last = _shown_as(llm), "", None
-    for last in llm.stream(prompt, params):
-        text = shown(last)
-        sys.stdout.write(text[len(printed) :])
-        sys.stdout.flush()
-        printed = text
-    sys.stdout.write("\n")
-    if last is not None and sys.stderr.isatty():
-        typer.secho(_summary(last), err=True, dim=True)
-
-
-def _summary(result: RequestOutput) -> str:
-    metrics = result.metrics
-    parts = [f"{len(result.outputs[0].token_ids)} tokens"]
-    if metrics.time_to_first_token is not None:
-        parts.append(f"the first after {metrics.time_to_first_token * 1e3:.0f} ms")
-    if metrics.time_per_output_token:
-        parts.append(f"then {1 / metrics.time_per_output_token:.0f} a second")
-    return ", ".join(parts)
-
-
-def _as_json(result: RequestOutput) -> dict[str, Any]:
-    completion = result.outputs[0]
-    return {
-        "prompt": result.prompt,
-        "text": completion.text,
-        "token_ids": list(completion.token_ids),
-        "finish_reason": completion.finish_reason,
-        "num_cached_tokens": result.num_cached_tokens,
-        "metrics": dataclasses.asdict(result.metrics),
-    }
+def _as_chat(llm: LLM, text: str) -> Prompt:
+    return llm.chat_prompt([{"role": "user", "content": text}])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from octavo.tools.bench.command import app as bench
+from octavo.tools.chat import chat
 from octavo.tools.console import application
 from octavo.tools.generate import generate
 from octavo.tools.inspect_engine import inspect
+from octavo.tools.options import GroupedCommand
 from octavo.tools.verify import verify
 
 app = application("Runs and examines the engines that `build-engine` makes.")
-app.command()(generate)
+app.command(cls=GroupedCommand)(generate)
+app.command(cls=GroupedCommand)(chat)
 app.command()(inspect)
 app.command()(verify)
 app.add_typer(bench, name="bench")

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from octavo.backends.bundle import read_manifest
-from tests.e2e.commands import run
+from tests.e2e.commands import THREADS, run, script
 from tests.e2e.conftest import SMOLLM2
 
 QUESTION = ("--chat", "--prompt", "What is the capital of France?", "--max-tokens", "32")
@@ -21,19 +26,13 @@ def output_of(name: str, *arguments: str | Path) -> str:
 
 def test_generate_names_paris(smollm2_engine: Path) -> None:
     (result,) = json.loads(output_of("octavo", "generate", smollm2_engine, *QUESTION, "--json"))
-    assert list(result) == [
-        "prompt",
-        "text",
-        "token_ids",
-        "finish_reason",
-        "num_cached_tokens",
-        "metrics",
-    ]
-    assert "Paris" in result["text"]
+    assert list(result) == ["prompt", "outputs", "num_cached_tokens", "metrics"]
     assert "What is the capital of France?" in result["prompt"]
     assert result["prompt"].count("<|im_start|>user") == 1
-    assert result["finish_reason"] in ("stop", "length")
-    assert 0 < len(result["token_ids"]) <= 32
+    (output,) = result["outputs"]
+    assert "Paris" in output["text"]
+    assert output["finish_reason"] in ("stop", "length")
+    assert 0 < len(output["token_ids"]) <= 32
     assert result["num_cached_tokens"] == 0
     metrics = result["metrics"]
     assert 0 <= metrics["queue_time"] <= metrics["time_to_first_token"] <= metrics["total_time"]
@@ -46,6 +45,45 @@ def test_a_stream_prints_the_same_text(smollm2_engine: Path) -> None:
     at_once = output_of("octavo", "generate", smollm2_engine, *prompts)
     assert output_of("octavo", "generate", smollm2_engine, *prompts, "--stream") == at_once
     assert "\ufffd" not in at_once.rstrip("\n\ufffd")
+
+
+def test_several_completions_and_beams_of_the_real_model(smollm2_engine: Path) -> None:
+    """Of the n likeliest of best_of the likelier comes first; a beam's score is its mean."""
+    sampled = ("--temperature", "1", "--seed", "5", "--best-of", "4", "--n", "2")
+    results = [
+        json.loads(output_of("octavo", "generate", smollm2_engine, *QUESTION, *options, "--json"))
+        for options in (sampled, ("--beam-width", "4"))
+    ]
+    (first, second), (best,) = (result["outputs"] for (result,) in results)
+    assert 0 > first["cumulative_logprob"] >= second["cumulative_logprob"]
+    assert "Paris" in best["text"]
+    mean = best["cumulative_logprob"] / len(best["token_ids"])
+    assert best["score"] == pytest.approx(mean, rel=1e-9)
+
+
+def test_a_chat_of_two_turns_finds_the_first_one_cached(smollm2_engine: Path) -> None:
+    """Answers alone are on stdout; the cached tokens are the first turn's, in whole blocks."""
+    options = ("--temperature", "0", "--max-tokens", "32")
+    done = subprocess.run(
+        [script("octavo"), "chat", str(smollm2_engine), *options],
+        input="What is the capital of France?\nAnd what is that of Italy?\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **THREADS},
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert "Paris" in first
+    assert "Rome" in second
+    counts = re.findall(r"(\d+) prompt tokens, (\d+) cached", done.stderr)
+    (first_prompt, first_cached), (second_prompt, second_cached) = (
+        (int(prompt), int(cached)) for prompt, cached in counts
+    )
+    assert first_cached == 0
+    # SmolLM2's template begins both prompts alike, with its own system message.
+    assert first_prompt // 16 * 16 <= second_cached < second_prompt
+    assert second_cached % 16 == 0
 
 
 def test_inspect_shows_what_was_built(smollm2_engine: Path) -> None:

@@ -3,60 +3,61 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from typer.testing import CliRunner
 
-from octavo.backends import null
-from octavo.backends.manifest import Limits
+from octavo.runtime import LLM, SamplingParams
 from octavo.tools.main import app
+from tests.unit.word_bundles import VOCAB_SIZE, continuation, words, write_word_engine
 
-VOCAB_SIZE = 97
-
-
-def continuation(prompt: list[int], count: int) -> list[int]:
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(null.expected_next_token(tokens, VOCAB_SIZE))
-    return tokens[len(prompt) :]
+# A null engine's logits fall by this from one id to the next one, up to 40 ids away, then by 0.001.
+STEP = 0.251
+LOGITS = [-0.25 * min(distance, 40) - 0.001 * distance for distance in range(VOCAB_SIZE)]
+LIKELIEST = -math.log(sum(map(math.exp, LOGITS)))  # log-probability of the likeliest token
+PROMPT = ("--token-ids", "1,2,3")
 
 
 @pytest.fixture(scope="module")
 def text_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its token i is the word `wi`; its chat template puts `w1` and `w2` around a message."""
-    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, "w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = decoders.WordPiece("##")
+    """Its chat template puts `w1` and `w2` around a message."""
     template = "w1 {{ messages[0].content }}{% if add_generation_prompt %} w2{% endif %}"
-    files = {
-        "tokenizer.json": tokenizer.to_str().encode(),
-        "chat_template.jinja": template.encode(),
-    }
-    limits = Limits(max_model_len=256, max_num_seqs=8, max_num_batched_tokens=64, block_size=16)
     path = tmp_path_factory.mktemp("engines") / "text"
-    return null.write_engine(path, vocab_size=VOCAB_SIZE, limits=limits, extra_files=files)
+    return write_word_engine(path, chat_template=template)
 
 
-def words(tokens: list[int]) -> str:
-    return " ".join(f"w{token}" for token in tokens)
+def run_json(engine: Path, *arguments: str) -> list[dict[str, Any]]:
+    result = CliRunner().invoke(app, ["generate", str(engine), *arguments, "--json"])
+    assert result.exit_code == 0, result.stderr
+    entries: list[dict[str, Any]] = json.loads(result.stdout)
+    return entries
 
 
 def test_json_has_one_entry_a_prompt(text_engine: Path, tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text("w4\nw5 w6")
-    command = ["generate", str(text_engine), "--prompt", "w1 w2 w3", "--prompt-file", str(file)]
-    result = CliRunner().invoke(app, [*command, "--token-ids", "7,8", "--max-tokens=5", "--json"])
-    assert result.exit_code == 0
-    shown = json.loads(result.stdout)
-    fields = ("prompt", "text", "token_ids", "finish_reason", "num_cached_tokens", "metrics")
-    assert all(tuple(entry) == fields for entry in shown)
+    prompts = ("--prompt", "w1 w2 w3", "--prompt-file", str(file), "--token-ids", "7,8")
+    shown = run_json(text_engine, *prompts, "--max-tokens=5")
+    assert all(
+        tuple(entry) == ("prompt", "outputs", "num_cached_tokens", "metrics") for entry in shown
+    )
     assert [entry["prompt"] for entry in shown] == ["w1 w2 w3", "w4\nw5 w6", None]
     for entry, prompt in zip(shown, [[1, 2, 3], [4, 5, 6], [7, 8]], strict=True):
-        assert entry["token_ids"] == continuation(prompt, 5)
-        assert entry["text"].split() == words(entry["token_ids"]).split()
-        assert entry["finish_reason"] == "length"
+        tokens = continuation(prompt, 5)
+        assert entry["outputs"] == [
+            {
+                "text": words(tokens),
+                "token_ids": tokens,
+                "finish_reason": "length",
+                "stop_reason": None,
+                "cumulative_logprob": None,
+                "score": None,
+                "logprobs": None,
+            }
+        ]
         assert entry["num_cached_tokens"] == 0
         assert entry["metrics"]["time_to_first_token"] > 0
 
@@ -66,38 +67,130 @@ def test_text_is_printed_at_once_or_as_it_comes(text_engine: Path, stream: list[
     command = ["generate", str(text_engine), "--prompt", "w9", "--max-tokens", "12", *stream]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0
-    assert result.stdout.split() == words(continuation([9], 12)).split()
+    assert result.stdout == words(continuation([9], 12)) + "\n"
 
 
 @pytest.mark.parametrize("stream", [[], ["--stream"]])
 def test_an_engine_without_a_tokenizer_prints_token_ids(
     null_engine: Path, stream: list[str]
 ) -> None:
-    command = ["generate", str(null_engine), "--token-ids", "1,2,3", "--max-tokens", "4", *stream]
+    command = ["generate", str(null_engine), *PROMPT, "--max-tokens", "4", *stream]
     result = CliRunner().invoke(app, command)
     assert result.stdout == ",".join(map(str, continuation([1, 2, 3], 4))) + "\n"
 
 
 def test_chat_puts_the_prompt_through_the_template(text_engine: Path) -> None:
-    command = ["generate", str(text_engine), "--chat", "--prompt", "w5", "--max-tokens=3", "--json"]
-    (entry,) = json.loads(CliRunner().invoke(app, command).stdout)
+    (entry,) = run_json(text_engine, "--chat", "--prompt", "w5", "--max-tokens=3")
     assert entry["prompt"] == "w1 w5 w2"
-    assert entry["token_ids"] == continuation([1, 5, 2], 3)
+    assert entry["outputs"][0]["token_ids"] == continuation([1, 5, 2], 3)
 
 
 def test_a_seed_makes_sampling_repeatable(null_engine: Path) -> None:
-    command = [
-        "generate",
-        str(null_engine),
-        "--token-ids",
-        "3",
-        "--temperature",
-        "5",
-        "--seed",
-        "7",
-    ]
+    command = ["generate", str(null_engine), *PROMPT, "--temperature", "5", "--seed", "7"]
     first, second = (CliRunner().invoke(app, command).stdout for _ in range(2))
     assert first == second != ""
+
+
+def test_every_option_reaches_the_sampling(
+    text_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {
+        "temperature": 3.0,
+        "top_p": 0.9,
+        "top_k": 60,
+        "min_p": 0.05,
+        "repetition_penalty": 1.5,
+        "presence_penalty": 1.25,
+        "frequency_penalty": -1.5,
+        "seed": 3,
+        "max_tokens": 40,
+        "min_tokens": 30,
+        "n": 2,
+        "best_of": 4,
+        "logprobs": 1,
+    }
+    used: list[Any] = []
+    generate = LLM.generate
+
+    def record(llm: LLM, prompts: Any, params: Any) -> Any:
+        used.append(params)
+        return generate(llm, prompts, params)
+
+    monkeypatch.setattr(LLM, "generate", record)
+    command = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    stops = ("--stop", "w7", "--stop", "w8", "--stop-token-id", "9", "--stop-token-id", "10")
+    (entry,) = run_json(text_engine, "--prompt", "w5", *command, *stops)
+    assert used == [SamplingParams(stop=("w7", "w8"), stop_token_ids=(9, 10), **options)]
+    likelihoods = [output["cumulative_logprob"] for output in entry["outputs"]]
+    assert len(likelihoods) == 2
+    assert likelihoods == sorted(likelihoods, reverse=True)
+
+
+def test_a_stop_text_and_a_stop_token_are_named(text_engine: Path) -> None:
+    tokens = continuation([5], 6)
+    stop = f"w{tokens[3]}"
+    (entry,) = run_json(text_engine, "--prompt", "w5", "--stop", "w0w0", "--stop", stop)
+    (output,) = entry["outputs"]
+    assert (output["finish_reason"], output["stop_reason"]) == ("stop", stop)
+    assert output["text"].split() == words(tokens[:3]).split()
+    (entry,) = run_json(text_engine, "--prompt", "w5", f"--stop-token-id={tokens[4]}")
+    (output,) = entry["outputs"]
+    assert (output["finish_reason"], output["stop_reason"]) == ("stop", tokens[4])
+    assert output["token_ids"] == tokens[:5]
+
+
+def test_several_completions_are_numbered(text_engine: Path) -> None:
+    command = ["generate", str(text_engine), "--prompt", "w5", "--max-tokens=4", "--seed=1"]
+    command += ["--temperature=4", "--n=3"]
+    lines = CliRunner().invoke(app, command).stdout.splitlines()
+    assert lines[::2] == [f"--- completion {number} of 3" for number in (1, 2, 3)]
+    texts = lines[1::2]
+    assert len(set(texts)) == 3
+    assert all(len(text.split()) == 4 for text in texts)
+    lines = CliRunner().invoke(app, [*command, "--prompt", "w6"]).stdout.splitlines()
+    assert lines[1:6:2] == texts
+    assert lines[6] == "--- prompt 2, completion 1 of 3"
+    assert len(lines) == 12
+
+
+def test_logprobs_are_in_the_json(text_engine: Path) -> None:
+    (entry,) = run_json(text_engine, "--prompt", "w5", "--max-tokens=3", "--logprobs=2")
+    (output,) = entry["outputs"]
+    assert output["cumulative_logprob"] == pytest.approx(3 * LIKELIEST, abs=1e-5)
+    for token_id, position in zip(continuation([5], 3), output["logprobs"], strict=True):
+        following = (token_id + 1) % VOCAB_SIZE
+        assert position == [
+            {
+                "token_id": token_id,
+                "token": f" w{token_id}",
+                "logprob": pytest.approx(LIKELIEST, abs=1e-5),
+                "rank": 1,
+            },
+            {
+                "token_id": following,
+                "token": f" w{following}",
+                "logprob": pytest.approx(LIKELIEST - STEP, abs=1e-5),
+                "rank": 2,
+            },
+        ]
+
+
+def test_a_beam_search_shows_its_scores(text_engine: Path) -> None:
+    """Every step of a null engine has the same log-probabilities: the greedy tokens score best."""
+    options = ("--prompt", "w5", "--max-tokens=3", "--beam-width=4", "--length-penalty=2")
+    (entry,) = run_json(text_engine, *options, "--n=2")
+    best, second = entry["outputs"]
+    assert best["token_ids"] == continuation([5], 3)
+    assert best["finish_reason"] == "length"
+    assert best["cumulative_logprob"] == pytest.approx(3 * LIKELIEST, abs=1e-5)
+    assert best["score"] == pytest.approx(3 * LIKELIEST / 9, abs=1e-5)
+    assert second["score"] == pytest.approx((3 * LIKELIEST - STEP) / 9, abs=1e-5)
+    result = CliRunner().invoke(app, ["generate", str(text_engine), *options])
+    assert result.stdout == words(continuation([5], 3)) + "\n"
+    result = CliRunner().invoke(app, ["generate", str(text_engine), *options, "--n=2"])
+    heading, text, *_ = result.stdout.splitlines()
+    assert heading == f"--- completion 1 of 2, score {3 * LIKELIEST / 9:.4f}"
+    assert text == words(continuation([5], 3))
 
 
 @pytest.mark.parametrize(
@@ -105,6 +198,15 @@ def test_a_seed_makes_sampling_repeatable(null_engine: Path) -> None:
     [
         ([], "no prompt: give --prompt, --prompt-file or --token-ids"),
         (["--prompt", "a", "--stream", "--json"], "choose one"),
+        (["--prompt", "a", "--stream", "--n", "2"], "--stream shows one completion"),
+        (["--prompt", "a", "--stream", "--best-of", "2"], "--stream shows one completion"),
+        (["--prompt", "a", "--stream", "--beam-width", "2"], "--stream shows one completion"),
+        (["--prompt", "a", "--logprobs", "2"], "add --json"),
+        (["--prompt", "a", "--length-penalty", "2"], "add --beam-width"),
+        (
+            ["--prompt", "a", "--beam-width", "2", "--top-k", "5", "--best-of", "3"],
+            "a beam search does not sample: leave out --top-k, --best-of, or --beam-width",
+        ),
         (["--token-ids", "1", "--chat"], "--chat needs text"),
         (["--token-ids", "1,x"], "not '1,x'"),
         (["--prompt-file", "missing.txt"], "missing.txt"),
@@ -124,9 +226,15 @@ def test_wrong_usage_exits_with_2(null_engine: Path, options: list[str], message
         (["--prompt", "hello"], "no tokenizer"),
         (["--prompt", "hello", "--chat"], "no tokenizer"),
         (["--token-ids", "97"], "97"),
-        (["--token-ids", "1", "--max-tokens", "0"], "max_tokens is 0"),
-        (["--token-ids", "1", "--temperature", "nan"], "temperature is nan"),
-        (["--token-ids", "1", "--top-p", "2"], "top_p is 2.0"),
+        ([*PROMPT, "--max-tokens", "0"], "max_tokens is 0"),
+        ([*PROMPT, "--temperature", "nan"], "temperature is nan"),
+        ([*PROMPT, "--top-p", "2"], "top_p is 2.0"),
+        ([*PROMPT, "--n", "2"], "n must be 1 when using greedy sampling"),
+        ([*PROMPT, "--stop", "w7"], "knows no stop texts"),
+        ([*PROMPT, "--beam-width", "0"], "beam_width is 0"),
+        ([*PROMPT, "--beam-width", "2", "--n", "3"], "n is 3, it must lie in [1, 2]"),
+        ([*PROMPT, "--kv-cache-memory", "much"], "kv_cache_memory is 'much'"),
+        ([*PROMPT, "--kv-cache-memory", "512"], "raise kv_cache_memory"),
         (["--token-ids", ",".join(["1"] * 256)], "max_model_len 256"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,18 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
     done = run("octavo.tools.main", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_many_options_are_listed_under_headings(command: str) -> None:
+    help_text = run("octavo.tools.main", command, "--help").stdout
+    sections = dict(re.findall(r"^(\w+):\n((?:  .*\n)+)", help_text, re.MULTILINE))
+    assert list(sections)[:3] == ["Arguments", "Prompts", "Sampling"]
+    assert list(sections)[-2:] == ["Engine", "Other"]
+    assert "--min-p" in sections["Sampling"]
+    assert "--stop" in sections["Stopping"]
+    assert "--kv-cache-memory" in sections["Engine"]
+    assert sections["Other"].split()[0] == "--help"
 
 
 def test_starting_loads_nothing_heavy() -> None:
