@@ -1,4 +1,4 @@
-"""Where the native library of Octavo's operators is and what it uses of this CPU."""
+"""Where the native library of Octavo's kernels is and what it uses of this CPU."""
 
 from __future__ import annotations
 

@@ -57,6 +57,8 @@ class OnnxRuntimeExecutable:
         self._page_in = PageIn(self._cache_arrays)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        if not self._cache_arrays:
+            raise BackendError("the engine is closed or has no cache: call allocate_kv_cache first")
         for array in self._cache_arrays:
             for source, destination in copies:
                 array[destination] = array[source]

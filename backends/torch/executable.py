@@ -46,6 +46,8 @@ class TorchExecutable:
         ]
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        if not self._caches:
+            raise BackendError("the engine is closed or has no cache: call allocate_kv_cache first")
         for cache in self._caches:
             for source, destination in copies:
                 cache[destination] = cache[source]

@@ -1,7 +1,6 @@
 #include "sampling.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -20,8 +19,8 @@ float scale_of(double temperature) {
   return static_cast<float>(std::max<double>(kLog2E / temperature, Limits::min()));
 }
 
-// The smallest logit, as far as needed to tell floats apart, whose weight is at least min_p. Weights
-// are compared by their exponents, which unlike rounded powers of two never fall as logits rise.
+// The smallest logit whose weight is at least min_p. Weights are compared by their exponents, which
+// unlike rounded powers of two never fall as logits rise.
 float min_p_threshold(float largest, float scale, double min_p) {
   const auto exponent = static_cast<float>(std::log2(min_p));
   const auto kept = [&](float logit) { return (logit - largest) * scale >= exponent; };

@@ -51,7 +51,8 @@ Cut CutFinder::find(const float* values, const float* weights, int64_t count, do
   Range range = read(values, weights, count);
   double mass = before;
   while (range.count > kFewToSort && range.lowest != range.highest) {
-    const int shift = std::max(0, static_cast<int>(std::bit_width(range.highest - range.lowest)) - kBucketBits);
+    const int width = static_cast<int>(std::bit_width(range.highest - range.lowest));
+    const int shift = std::max(0, width - kBucketBits);
     double masses[1 << kBucketBits] = {};
     for (int64_t i = 0; i < range.count; ++i) {
       const Entry& entry = entries_[static_cast<size_t>(i)];
