@@ -128,16 +128,8 @@ class EngineSupervisor:
                 child = ChildProcess(endpoint, self._engine, self._options)
             except OSError as error:
                 return f"the engine process could not be started ({error})", None
-            service = self._service = ChildService(
-                child,
-                socket,
-                broker=self._broker,
-                outbox=self._outbox,
-                wake=self._wake,
-                supervision=self._supervision,
-                prompts=self._read_prompts(),
-            )
             try:
+                service = self._service = self._make_service(child, socket)
                 if self._stopping.is_set():
                     service.stop()
                 service.run()
@@ -149,6 +141,17 @@ class EngineSupervisor:
         if service.failure is not None:
             end = f"died of {type(service.failure).__name__}: {service.failure}"
         return f"the engine process {child.pid} {end}", service.failure
+
+    def _make_service(self, child: ChildProcess, socket: zmq.Socket[bytes]) -> ChildService:
+        return ChildService(
+            child,
+            socket,
+            broker=self._broker,
+            outbox=self._outbox,
+            wake=self._wake,
+            supervision=self._supervision,
+            prompts=self._read_prompts(),
+        )
 
     def _read_prompts(self) -> PromptReader | None:
         """While the child starts; None if it must build the engine first, or say what fails."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Sequence
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -32,6 +33,10 @@ _COMMANDS: dict[str, type[Any]] = {
     )
 }
 _PARAMS: dict[str, type[Any]] = {kind.__name__: kind for kind in (SamplingParams, BeamSearchParams)}
+# Every token passes through these: found once, not by name each time.
+_metrics_values = attrgetter(*(field.name for field in fields(RequestMetrics)))
+_completion_values = attrgetter(*(field.name for field in fields(CompletionOutput)))
+_LOGPROBS = [field.name for field in fields(CompletionOutput)].index("logprobs")
 _LARGE_INTEGER = 1  # the code of msgpack's extension type for what 64 bits cannot hold
 
 
@@ -121,7 +126,7 @@ def _pack_outcome(outcome: Outcome) -> list[Any]:
         None,
         result.finished,
         result.num_cached_tokens,
-        _values(result.metrics),
+        _metrics_values(result.metrics),
         [_pack_completion(completion) for completion in result.outputs],
         _pack_logprobs(result.prompt_logprobs),
         _pack_error(result.error),
@@ -147,21 +152,16 @@ def _unpack_outcome(packed: list[Any]) -> Outcome:
     )
 
 
-def _pack_completion(completion: CompletionOutput) -> dict[str, Any]:
-    packed = {
-        field.name: value
-        for field in fields(completion)
-        if (value := getattr(completion, field.name)) is not None
-    }
+def _pack_completion(completion: CompletionOutput) -> list[Any]:
+    values = list(_completion_values(completion))
     if completion.logprobs is not None:
-        packed["logprobs"] = _pack_logprobs(completion.logprobs)
-    return packed
+        values[_LOGPROBS] = _pack_logprobs(completion.logprobs)
+    return values
 
 
-def _unpack_completion(packed: dict[str, Any]) -> CompletionOutput:
-    if "logprobs" in packed:
-        packed["logprobs"] = _unpack_logprobs(packed["logprobs"])
-    return CompletionOutput(**packed)
+def _unpack_completion(values: list[Any]) -> CompletionOutput:
+    values[_LOGPROBS] = _unpack_logprobs(values[_LOGPROBS])
+    return CompletionOutput(*values)
 
 
 def _pack_logprobs(positions: Sequence[PositionLogprobs | None] | None) -> list[Any] | None:

@@ -214,7 +214,10 @@ def test_metrics_and_times_come_along(engine: Path, mode: Mode) -> None:
 def test_leaving_a_stream_frees_its_blocks_at_once(
     engine: Path, mode: Mode, num_outputs: int
 ) -> None:
-    """By break, aclose and cancellation, before the first output and after some; n > 1 too."""
+    """By break, aclose and cancellation, before the first output and after some.
+
+    A18: with n > 1 and log-probabilities too.
+    """
 
     async def leave_by_break(llm: AsyncLLM) -> None:
         count = 0
@@ -230,7 +233,8 @@ def test_leaving_a_stream_frees_its_blocks_at_once(
 
         async def read() -> None:
             nonlocal count
-            async for _ in llm.generate("ab", SamplingParams(n=2, seed=1, max_tokens=4000)):
+            params = SamplingParams(n=2, seed=1, max_tokens=4000, logprobs=2, prompt_logprobs=1)
+            async for _ in llm.generate("ab", params):
                 count += 1
                 if count >= num_outputs:
                     taken.set()
@@ -381,9 +385,11 @@ def test_shutting_down_while_it_starts(engine: Path, mode: Mode) -> None:
         tasks = [asyncio.create_task(llm.start()) for _ in range(3)]
         await asyncio.sleep(0)
         await llm.shutdown()
-        for task in tasks:
-            with pytest.raises(EngineClosedError):
-                await task
+        await asyncio.wait(tasks)
+        for task in tasks:  # one that was quick has started it
+            assert isinstance(task.exception(), EngineClosedError | None)
+        with pytest.raises(EngineClosedError):
+            await last(llm, "ab", GREEDY)
 
     run(test())
 
@@ -442,7 +448,7 @@ BAD_REQUESTS: dict[str, tuple[Any, Callable[[], Any]]] = {
 
 
 def test_bad_requests_are_refused_as_llm_does(engine: Path, mode: Mode) -> None:
-    """Alone, and beside good ones, which they do not touch. A04, A11."""
+    """Alone, and beside good ones, which they do not touch. A01, A02, A04, A11."""
     expected = {}
     with LLM(engine, num_kv_blocks=60) as llm:
         good = comparable(llm.generate("good", GREEDY)[0])

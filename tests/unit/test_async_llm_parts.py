@@ -85,7 +85,7 @@ class TestWire:
         [
             add(1),
             AddRequest(2**40, [], "sält\ud800", SamplingParams(seed=2**64 - 1, n=3), 10**30),
-            add(2, SamplingParams(stop=["\ud800", "b"], top_k=10**5000, logit_bias={"5": 1, 6: 2})),
+            add(2, SamplingParams(stop=["\ud800", "b"], top_k=10**5000, logit_bias={5: 1, 6: 2})),
             add(3, BeamSearchParams(beam_width=3, max_tokens=2, early_stopping="never")),
             AbortRequest(1),
             PinPrefix(1, [1, 2], ""),
@@ -355,13 +355,14 @@ class TestOutputStream:
 
     def test_an_error_comes_after_what_was_there_before_it(self) -> None:
         async def test() -> None:
-            for fails in (
-                lambda stream: stream.fail(BackendError("no")),
-                lambda stream: stream.push(output(7, finished=True, error=BackendError("no"))),
-            ):
+            for at_once in (True, False):
                 stream = stream_of(GREEDY, asyncio.get_running_loop())
                 stream.push(output(7, completion(0, "a", 1)))
-                fails(stream)
+                error = BackendError("no")
+                if at_once:
+                    stream.fail(error)
+                else:
+                    stream.push(output(7, finished=True, error=error))
                 assert not (await stream.next()).finished
                 with pytest.raises(BackendError, match="no"):
                     await stream.next()

@@ -25,6 +25,7 @@ from octavo.runtime import LLM, SamplingParams
 from octavo.runtime.async_llm import AsyncLLM
 from octavo.runtime.invariants import InvariantError
 from octavo.runtime.serving import engine_process
+from octavo.runtime.serving.child_process import private_folder_for_sockets
 from octavo.runtime.serving.messages import Command, Event, Failed, Started, StartFailed
 from octavo.runtime.serving.options import SupervisionOptions
 from tests.unit.async_harness import (
@@ -363,7 +364,7 @@ def test_an_error_that_ends_the_process_is_named(
 
 def script(engine: Path, body: str) -> list[str]:
     code = f"""
-import asyncio, os, signal, sys
+import asyncio, os, signal, sys, time, warnings
 from octavo.runtime import SamplingParams
 from octavo.runtime.async_llm import AsyncLLM
 LONG = SamplingParams(temperature=0, max_tokens=4000)
@@ -387,6 +388,10 @@ async def main():
     llm = AsyncLLM(ENGINE)
     stream = llm.generate("ab", LONG)
     await anext(stream)
+    warnings.simplefilter("ignore")  # of forks of programs with threads
+    if os.fork() == 0:
+        time.sleep(5)  # with all that the parent has open
+        os._exit(0)
     print(llm._client.name.split()[-1], flush=True)
     await asyncio.sleep(60)
 asyncio.run(main())
@@ -429,6 +434,19 @@ asyncio.run(main())
     done = subprocess.run(script(engine, body), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert not psutil.pid_exists(int(done.stdout))
+
+
+def test_the_folder_of_the_sockets_has_a_short_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("long" * 30)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    folder = private_folder_for_sockets()
+    assert len(str(folder)) < 80
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert list(long.iterdir()) == []
+    folder.rmdir()
 
 
 def test_importing_it_loads_neither_zmq_nor_msgpack() -> None:
