@@ -1,5 +1,6 @@
 """The runtime: serves engines. Importing it imports no library but numpy."""
 
+from octavo.runtime.async_llm import AsyncLLM
 from octavo.runtime.beam_search import BeamSearchParams
 from octavo.runtime.llm import LLM
 from octavo.runtime.llm_engine import LLMEngine
@@ -7,10 +8,12 @@ from octavo.runtime.logits_processors import LogitsRow
 from octavo.runtime.metrics import RequestMetrics
 from octavo.runtime.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.runtime.sampling_params import RequestOutputKind, SamplingParams
+from octavo.runtime.serving.options import SupervisionOptions
 from octavo.runtime.tokenizer import Tokenizer
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",
     "LLMEngine",
@@ -20,5 +23,6 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "SupervisionOptions",
     "Tokenizer",
 ]

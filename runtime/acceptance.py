@@ -7,6 +7,7 @@ sequence's gain, an error.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -86,10 +87,14 @@ class Acceptance:
         edited = raw
         if request.processors:
             try:
-                edited = [_edit(request, row, index) for index, row in enumerate(raw)]
+                edited = []
+                for index, row in enumerate(raw):
+                    edited.append(_edit(request, row, index))
             except OctavoError as error:
-                gain.error = error
-                return
+                if not edited:
+                    gain.error = error
+                    return
+                # Else the next step meets it again, if the drafts before it hold.
         if request.group is None:
             yield _Sampling(request, gain, raw, edited)
             return
@@ -130,6 +135,9 @@ class Acceptance:
         found = iter(self._sampler.logprobs(rows))
         for gain, own in prompt_rows:
             gain.prompt_logprobs = [next(found) for _ in own]
+            for row, logprobs in zip(own, gain.prompt_logprobs, strict=True):
+                if math.isnan(logprobs.logprob) and gain.error is None:
+                    gain.error = _not_finite(row.logits)
         for sampling in wanted:
             gain = sampling.gain
             gain.logprobs = [next(found) for _ in gain.token_ids]

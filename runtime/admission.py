@@ -82,10 +82,16 @@ class Admission:
         growth = self._most_blocks(request) - known
         for other in others:
             known = positions.blocks_for(other.num_tokens, block_size)
-            promised += max(0, known - len(other.block_ids))
+            promised += max(0, known - len(other.block_ids)) + self._writes_shared_block(other)
             growth += max(0, self._most_blocks(other) - known)
         headroom = min(growth, (len(others) + 1) << request.num_preemptions)
         return promised + headroom <= self._pool.num_available + num_freed
+
+    def _writes_shared_block(self, request: Request) -> bool:
+        """Whether the request's next token goes into a block that it has to copy first."""
+        index = positions.full_blocks(request.num_computed_tokens, self._limits.block_size)
+        blocks = request.block_ids
+        return index < len(blocks) and self._pool.ref_count(blocks[index]) > 1
 
     def _most_blocks(self, request: Request) -> int:
         # The last token is emitted and never fed.

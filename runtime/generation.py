@@ -21,6 +21,9 @@ from octavo.runtime.sampler import RowLogprobs
 from octavo.runtime.sampling_params import RequestOutputKind, SamplingParams
 from octavo.runtime.tokenizer import Tokenizer
 
+# In place of ids where logits are no numbers: the request has failed.
+NO_TOKEN = -1
+
 
 class Generation(Protocol):
     """What the engine's front keeps of one user's request until it has ended."""
@@ -251,8 +254,13 @@ class _SequenceView:
 
 def _best(completions: list[CompletionOutput], params: SamplingParams) -> list[CompletionOutput]:
     """The `n` likeliest of `best_of` completions, numbered in that order."""
-    ranked = sorted(completions, key=lambda one: -(one.cumulative_logprob or -math.inf))
+    ranked = sorted(completions, key=_cumulative_logprob, reverse=True)
     return [replace(completion, index=index) for index, completion in enumerate(ranked[: params.n])]
+
+
+def _cumulative_logprob(completion: CompletionOutput) -> float:
+    known = completion.cumulative_logprob
+    return -math.inf if known is None else known  # ended before its first token
 
 
 def _positions(
@@ -264,7 +272,7 @@ def _positions(
         position = {token_id: _logprob(token_id, row.logprob, row.rank, tokenizer)}
         likeliest = zip(row.token_ids.tolist(), row.logprobs.tolist(), strict=True)
         for rank, (top_id, logprob) in enumerate(likeliest, start=1):
-            if top_id != token_id:
+            if top_id not in (token_id, NO_TOKEN):
                 position[top_id] = _logprob(top_id, logprob, rank, tokenizer)
         positions.append(position)
     return positions

@@ -179,7 +179,8 @@ class LLMEngine:
         """Queues what `prepare` has returned; QueueFullError, or RequestError for a used id."""
         self._check_open()
         request_id = generation.request_id
-        if request_id in self._generations:
+        undelivered = (output.request_id for output in self._undelivered)
+        if request_id in self._generations or request_id in undelivered:
             raise RequestError(
                 f"a request with the id {request_id!r} is still open: give each its own id"
             )
@@ -214,10 +215,16 @@ class LLMEngine:
         return outputs
 
     def abort_request(self, request_id: str) -> bool:
-        """Ends a request at once and frees its blocks; False if it has ended already."""
+        """Ends a request at once and frees its blocks; False if it has ended already.
+
+        No step returns an output of it any more.
+        """
+        kept = [one for one in self._undelivered if one.request_id != request_id]
+        was_undelivered = len(kept) < len(self._undelivered)
+        self._undelivered = kept
         generation = self._generations.get(request_id)
         if generation is None:
-            return False
+            return was_undelivered
         self._end(generation)
         self._forget(generation)
         return True
@@ -250,6 +257,8 @@ class LLMEngine:
                 self._undelivered = [one for one in outputs if one.request_id != request_id]
         finally:
             self.abort_request(request_id)
+        if request.error is not None:
+            raise request.error
         return cache.pin(request)
 
     def reset_prefix_cache(self) -> None:

@@ -18,6 +18,8 @@ _DUEL_MARGIN = 1.01
 # Before anything is known: the same chance in each doubling of the age. So the density falls with
 # the age, which is LRU.
 _PRIOR_CHANCE = 0.3
+# In blocks, some ten prompts: those of one prompt are used again together, one observation.
+_PRIOR_WEIGHT = 500.0
 
 
 class _Cohort:
@@ -51,7 +53,6 @@ class ReuseStatistics:
         self.densities: list[list[float]] = []
         self._releases_per_tick = max(1, num_blocks // TICKS_PER_CACHE)
         self._releases = 0
-        self._prior_weight = max(1.0, num_blocks / 100)
         self._reached = [[0.0] * NUM_AGES for _ in range(NUM_CLASSES)]
         self._reused = [[0.0] * NUM_AGES for _ in range(NUM_CLASSES)]
         self._cohorts: dict[int, _Cohort] = {}
@@ -129,7 +130,7 @@ class ReuseStatistics:
         self.densities = [
             _densities(
                 [
-                    (reused + _PRIOR_CHANCE * self._prior_weight) / (reached + self._prior_weight)
+                    (reused + _PRIOR_CHANCE * _PRIOR_WEIGHT) / (reached + _PRIOR_WEIGHT)
                     for reused, reached in zip(
                         self._reused[block_class], self._reached[block_class], strict=True
                     )

@@ -79,12 +79,12 @@ class Scheduler:
         self.running: list[Request] = []
 
     def check_queue(self) -> None:
-        """Raises QueueFullError if no further request may wait."""
+        """Raises QueueFullError if no further request may wait, free places taken into account."""
         most = self.options.max_num_waiting
-        if most is not None and len(self.waiting) >= most:
+        num_waiting = len(self.waiting) + len(self.running) - self.limits.max_num_seqs
+        if most is not None and num_waiting >= most:
             raise QueueFullError(
-                f"{len(self.waiting)} requests are waiting, max_num_waiting is {most}: "
-                "try again later"
+                f"{num_waiting} requests are waiting, max_num_waiting is {most}: try again later"
             )
 
     def add(self, request: Request) -> None:
@@ -154,7 +154,7 @@ class Scheduler:
 
     def commit(self, request: Request) -> None:
         """Takes note of what a step computed: `num_computed_tokens` is final, drafts are gone."""
-        if self.prefix_cache is not None:
+        if self.prefix_cache is not None and request.error is None:
             self.prefix_cache.register(request)
         if request.finished:
             self.running.remove(request)

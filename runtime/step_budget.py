@@ -17,7 +17,8 @@ class SchedulingOptions:
 
     policy                    "fcfs": in the order of arrival; "priority": lower priorities first,
                               and a request may push out one with a higher number
-    max_num_waiting           most requests in the queue, None for no limit
+    max_num_waiting           most requests in the queue beyond those that find a free place in the
+                              batch, None for no limit
     max_num_partial_prefills  most prompts computed in pieces at the same time; they share the
                               step's tokens, so short prompts get past a long one
     max_prefill_tokens_beside_decodes

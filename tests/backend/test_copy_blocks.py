@@ -30,7 +30,7 @@ KINDS = (
 SMALLEST_VOCABULARY = 97
 NUM_BLOCKS = 16
 MAX_TOKENS = 20  # from the middle of one block over a whole one into a third
-Block = tuple[int, int]  # source, destination
+Copy = tuple[int, int]  # source, destination
 
 
 @dataclass(frozen=True)
@@ -85,15 +85,15 @@ def executable(engine: Engine) -> Iterator[Executable]:
 
 
 @pytest.fixture
-def copies(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Block]:
+def copies(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Copy]:
     """Every copy that an executable of the engine's backend is asked for."""
-    asked: list[Block] = []
+    asked: list[Copy] = []
     loaded = engine.load()
     kind = type(loaded)
     loaded.close()
     copy_blocks = kind.copy_blocks
 
-    def copy_and_remember(executable: Executable, copies: list[Block]) -> None:
+    def copy_and_remember(executable: Executable, copies: list[Copy]) -> None:
         asked.extend(copies)
         copy_blocks(executable, copies)
 
@@ -106,7 +106,7 @@ def tokens_of(length: int, seed: int) -> list[int]:
     return made
 
 
-def made(tokens: list[int], blocks: Any) -> Sequence:
+def sequence(tokens: list[int], blocks: Any) -> Sequence:
     return Sequence(np.array(tokens), list(blocks))
 
 
@@ -122,7 +122,7 @@ OTHER = tokens_of(50, 1)
 
 def test_a_copy_goes_on_as_the_original(executable: Executable) -> None:
     """Two whole blocks and half of a third, which both go on writing."""
-    original, copy = made(TEXT, [5, 2, 9, 4]), made(TEXT, [12, 0, 7, 11])
+    original, copy = sequence(TEXT, [5, 2, 9, 4]), sequence(TEXT, [12, 0, 7, 11])
     run_step(executable, [(original, 0, 40)])
     executable.copy_blocks([(5, 12), (2, 0), (9, 7)])
     for start, end in ((40, 41), (41, 50)):
@@ -137,11 +137,11 @@ def test_a_copy_and_its_original_part(executable: Executable) -> None:
     alone = []
     for tokens in (TEXT, parted):
         executable.allocate_kv_cache(NUM_BLOCKS)
-        run_step(executable, [(made(tokens, [5, 2, 9, 4]), 0, 40)])
-        alone.append(run_step(executable, [(made(tokens, [5, 2, 9, 4]), 40, 48)])[0])
+        run_step(executable, [(sequence(tokens, [5, 2, 9, 4]), 0, 40)])
+        alone.append(run_step(executable, [(sequence(tokens, [5, 2, 9, 4]), 40, 48)])[0])
 
     executable.allocate_kv_cache(NUM_BLOCKS)
-    original, copy = made(TEXT, [5, 2, 9]), made(parted, [5, 2, 7])
+    original, copy = sequence(TEXT, [5, 2, 9]), sequence(parted, [5, 2, 7])
     run_step(executable, [(original, 0, 40)])
     executable.copy_blocks([(9, 7)])
     (found,) = run_step(executable, [(copy, 40, 48)])
@@ -160,23 +160,23 @@ def test_a_copy_and_its_original_part(executable: Executable) -> None:
     ],
 )
 def test_copies_happen_in_their_order(
-    executable: Executable, copies: list[Block], text_at: int, other_at: int | None
+    executable: Executable, copies: list[Copy], text_at: int, other_at: int | None
 ) -> None:
-    run_step(executable, [(made(TEXT, [5]), 0, 16), (made(OTHER, [2]), 0, 16)])
+    run_step(executable, [(sequence(TEXT, [5]), 0, 16), (sequence(OTHER, [2]), 0, 16)])
     wanted = [
-        run_step(executable, [(made(tokens, [block, 1]), 16, 24)])[0]
+        run_step(executable, [(sequence(tokens, [block, 1]), 16, 24)])[0]
         for tokens, block in ((TEXT, 5), (OTHER, 2))
     ]
     executable.copy_blocks(copies)
-    (found,) = run_step(executable, [(made(TEXT, [text_at, 1]), 16, 24)])
+    (found,) = run_step(executable, [(sequence(TEXT, [text_at, 1]), 16, 24)])
     assert_same_bits(found, wanted[0])
     if other_at is not None:
-        (found,) = run_step(executable, [(made(OTHER, [other_at, 1]), 16, 24)])
+        (found,) = run_step(executable, [(sequence(OTHER, [other_at, 1]), 16, 24)])
         assert_same_bits(found, wanted[1])
 
 
 def test_no_copies_change_nothing(executable: Executable) -> None:
-    text = made(TEXT, [5, 2])
+    text = sequence(TEXT, [5, 2])
     run_step(executable, [(text, 0, 20)])
     (wanted,) = run_step(executable, [(text, 20, 24)])
     executable.copy_blocks([])
@@ -211,7 +211,7 @@ def completions(outputs: list[RequestOutput]) -> list[list[list[int]]]:
 def logprobs_of(executable: Executable, prompt: list[int], output: list[int]) -> list[float]:
     """Of each output token, from a plain step that computes the whole text."""
     length = len(prompt) + len(output)
-    (rows,) = run_step(executable, [(made(prompt + output, range(8)), 0, length)])
+    (rows,) = run_step(executable, [(sequence(prompt + output, range(8)), 0, length)])
     logits = rows[len(prompt) - 1 : -1].astype(np.float64)
     log_normalizers = np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1)) + logits.max(1)
     found: list[float] = (logits[np.arange(len(output)), output] - log_normalizers).tolist()
@@ -219,7 +219,7 @@ def logprobs_of(executable: Executable, prompt: list[int], output: list[int]) ->
 
 
 def test_completions_of_one_prompt_go_on_in_copies(
-    engine: Engine, executable: Executable, copies: list[Block]
+    engine: Engine, executable: Executable, copies: list[Copy]
 ) -> None:
     """Together and one prompt at a time; each token's probability is that without any copies."""
     with opened(engine) as llm:
@@ -244,7 +244,7 @@ def test_completions_of_one_prompt_go_on_in_copies(
             assert found == pytest.approx(wanted, abs=1e-4)
 
 
-def test_beams_go_on_in_copies(engine: Engine, executable: Executable, copies: list[Block]) -> None:
+def test_beams_go_on_in_copies(engine: Engine, executable: Executable, copies: list[Copy]) -> None:
     with opened(engine) as llm:
         together = llm.beam_search([ids(prompt) for prompt in PROMPTS], BEAMS)
         assert copies

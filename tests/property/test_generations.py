@@ -26,6 +26,7 @@ from tests.property.user_requests import (
     check_outputs,
     limits,
     outcome_alone,
+    propose,
     request_lists,
 )
 from tests.unit.runtime_bundles import write_text_engine
@@ -149,6 +150,12 @@ class Stage:
             return False
         return True
 
+    def abort(self, requests: Sequence[UserRequest]) -> None:
+        for request in requests:
+            if request.abort_after is not None and self.step >= request.step + request.abort_after:
+                request.aborted |= self.engine.abort_request(request.request_id)
+                self.check()
+
     def happen(self) -> None:
         event = self.events.get(self.step)
         if event == "pin" and self.pin is None:
@@ -179,34 +186,32 @@ class Stage:
             assert self.num_runs == num_runs + unfinished, "a step computed nothing"
             for output in outputs:
                 by_id[output.request_id].outputs.append(output)
-            for request, num_tokens in decodes:
-                assert request.num_tokens > num_tokens or request.finished, "a decode stood still"
+            for request, num_tokens, num_preemptions in decodes:
+                gained = request.num_tokens > num_tokens or request.finished
+                assert gained or request.num_preemptions > num_preemptions, "a decode stood still"
         self.check()
         self.step += 1
 
-    def _decodes(self) -> list[tuple[Request, int]]:
+    def _decodes(self) -> list[tuple[Request, int, int]]:
         """Requests that are to gain a token in the next step, unless they are preempted."""
         engine = self.engine.engine
         running = engine.scheduler.running
         if len(running) > engine.limits.max_num_batched_tokens:
             return []
-        # Whoever runs with enough blocks for all cannot be preempted.
-        if engine.pool.num_available < len(running) or engine.scheduler.waiting:
-            return []
         return [
-            (request, request.num_tokens)
+            (request, request.num_tokens, request.num_preemptions)
             for request in running
             if request.group is None and request.num_tokens - request.num_computed_tokens == 1
         ]
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
 @given(
     block_size=st.sampled_from(BLOCK_SIZES),
     options=options(),
-    spare_blocks=st.integers(0, 6),
+    spare_blocks=st.sampled_from([0, 1, 2, 5]),
     requests=request_lists(),
     events=st.dictionaries(st.integers(0, 14), st.sampled_from(EVENTS), max_size=4),
     failing_runs=failures(14),
@@ -231,12 +236,15 @@ def test_every_request_gets_what_it_gets_alone(
     runnable = [request for request in requests if request.width <= max_num_seqs]
     num_blocks = max((request.num_blocks(block_size) for request in runnable), default=1)
     num_blocks += spare_blocks
-    engine = LLMEngine(bundles[block_size], num_kv_blocks=num_blocks, **options)
+    own_options: EngineOptions = {**options, "num_kv_blocks": num_blocks}
+    engine = LLMEngine(bundles[block_size], **own_options)
     stage = Stage(engine, events, failing_runs, failing_copies, failing_runs_with_copies)
     by_id = {}
+    expected = {}
     for index, request in enumerate(requests):
         request.request_id = str(index)
         by_id[request.request_id] = request
+        expected[request.request_id] = outcome_alone(request, roomy)
         if request.width > max_num_seqs:
             with pytest.raises(CapacityError, match="lower beam_width"):
                 engine.add_request("refused", request.as_prompt, request.params)
@@ -245,18 +253,22 @@ def test_every_request_gets_what_it_gets_alone(
     while arriving or engine.has_unfinished_requests:
         while arriving and arriving[0].step <= stage.step and stage.add(arriving[0]):
             arriving.pop(0)
-        for request in runnable:
-            if request.abort_after is not None and stage.step >= request.step + request.abort_after:
-                request.aborted |= engine.abort_request(request.request_id)
-                stage.check()
+        stage.abort(runnable)
         stage.happen()
+        for sequence in engine.engine.scheduler.running:
+            name = sequence.request_id.split("/")[0]
+            propose(by_id[name], sequence, expected[name])
         stage.run_step(by_id)
         assert stage.step < _most_steps(runnable, num_blocks), "no progress"
 
     stage.release()
     assert engine.engine.pool.num_available == num_blocks
     for request in runnable:
-        check_outputs(request, outcome_alone(request, roomy))
+        check_outputs(request, expected[request.request_id])
+        if not stage.obeys_priorities and isinstance(request.params, SamplingParams):
+            # log2 of the pool, and the preemption that finds the headroom already at its largest
+            most = request.params.num_sequences * (num_blocks.bit_length() + 1)
+            assert all(output.metrics.num_preemptions <= most for output in request.outputs)
     engine.close()
 
 

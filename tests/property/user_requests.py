@@ -14,6 +14,7 @@ from octavo.runtime.beam_search import BeamSearchParams
 from octavo.runtime.llm_engine import LLMEngine
 from octavo.runtime.logits_processors import LogitsRow
 from octavo.runtime.outputs import CompletionOutput, RequestOutput
+from octavo.runtime.request import Request
 from octavo.runtime.sampling_params import RequestOutputKind, SamplingParams
 from tests.unit.runtime_bundles import VOCAB_SIZE
 from tests.unit.runtime_harness import random_tokens
@@ -57,6 +58,7 @@ class UserRequest:
     priority: int
     step: int
     abort_after: int | None
+    num_drafts: int  # proposed in each step
     request_id: str = ""
     outputs: list[RequestOutput] = field(default_factory=list)
     aborted: bool = False
@@ -147,14 +149,17 @@ def user_requests(draw: st.DrawFn, share_of_beam_searches: float) -> UserRequest
     # Few different beginnings, so that prefixes are often shared.
     prefix = random_tokens(draw(st.integers(0, 24)), seed=draw(st.integers(0, 1)))
     tail = draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=0 if prefix else 1, max_size=8))
-    is_beam_search = draw(st.integers(1, 4)) <= 4 * share_of_beam_searches
+    params: st.SearchStrategy[SamplingParams | BeamSearchParams] = sampling_params()
+    if draw(st.integers(1, 4)) <= 4 * share_of_beam_searches:
+        params = beam_params()
     return UserRequest(
         prompt=prefix + tail,
         salt=draw(st.sampled_from(["", "", "a"])),
-        params=draw(beam_params() if is_beam_search else sampling_params()),
+        params=draw(params),
         priority=draw(st.sampled_from([0, 0, 1, -1])),
         step=draw(st.sampled_from([0, 0, 0, 1, 2, 5, 9])),
         abort_after=draw(st.one_of(st.none(), st.none(), st.none(), st.integers(0, 10))),
+        num_drafts=draw(st.sampled_from([0, 0, 1, 4])),
     )
 
 
@@ -175,6 +180,26 @@ def outcome_alone(request: UserRequest, roomy: LLMEngine) -> RequestOutput:
         outputs += roomy.step()
     (output,) = outputs
     return output
+
+
+def propose(request: UserRequest, sequence: Request, expected: RequestOutput) -> None:
+    """Drafts for one of the request's sequences: what it gets, with every third token changed."""
+    # Which completion of `best_of` a sequence is cannot be told, nor what follows an error.
+    if expected.error or len(expected.outputs) < getattr(request.params, "num_sequences", 99):
+        return
+    # As a proposer would: in a request's decodes alone.
+    if not sequence.num_output_tokens or sequence.num_tokens - sequence.num_computed_tokens > 1:
+        return
+    known = sequence.num_output_tokens
+    room = min(request.num_drafts, sequence.max_total_tokens - sequence.num_tokens - 1)
+    drafts = expected.outputs[sequence.choice].token_ids[known : known + max(0, room)]
+    if drafts:
+        sequence.set_drafts(
+            [
+                token_id if (known + index) % 3 else (token_id + 1) % VOCAB_SIZE
+                for index, token_id in enumerate(drafts)
+            ]
+        )
 
 
 def check_outputs(request: UserRequest, expected: RequestOutput) -> None:

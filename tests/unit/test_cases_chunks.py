@@ -7,6 +7,7 @@ K02 is in `test_runtime_generation_logprobs.py`; more of K01, K03, K04, K06, K07
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,7 +110,7 @@ def test_k10_requests_that_need_the_whole_pool_take_turns() -> None:
 def test_k11_a_batch_of_five_equals_five_batches_of_one() -> None:
     prompts = [random_tokens(3 + 5 * seed, seed=seed) for seed in range(5)]
     harness = Harness()
-    params = {"temperature": 1.0, "logprobs": 2, "seed": 1}
+    params: dict[str, Any] = {"temperature": 1.0, "logprobs": 2, "seed": 1}
     requests = [harness.add(prompt, 9, **params) for prompt in prompts]
     harness.run()
     for prompt, batched in zip(prompts, requests, strict=True):

@@ -98,19 +98,19 @@ def test_lhd_keeps_what_is_reused_through_a_scan_that_flushes_lru() -> None:
     through the scan, the prefixes take 60 blocks.
     """
     trace = []
-    for number in range(3000):
+    for number in range(1000):
         prefix = number % 30
         trace.append([2 * prefix, 2 * prefix + 1])
         trace.append([1000 + 20 * number + index for index in range(20)])
-    asked = 2 * 3000
+    asked = 2 * 1000
     assert replay(trace, 300, "lru") == 0
-    assert replay(trace, 300, "lhd") > 0.9 * asked
+    assert replay(trace, 300, "lhd") > 0.8 * asked
 
 
 def test_lhd_follows_lru_when_popularity_moves() -> None:
-    """Of 440 prefixes, one of 40 is asked for, which move on: what is old never comes again."""
+    """Of 240 prefixes, one of 40 is asked for, which move on: what is old never comes again."""
     rng = random.Random(1)
-    trace = [[number // 20 + rng.randrange(40)] for number in range(8000)]
+    trace = [[number // 20 + rng.randrange(40)] for number in range(4000)]
     for size in (20, 30, 60):
         assert replay(trace, size, "lhd") >= 0.98 * replay(trace, size, "lru")
 
@@ -127,12 +127,15 @@ def test_lhd_remembers_a_bounded_number_of_evicted_blocks() -> None:
     assert len(policy._blocks) == num_blocks
 
 
-def observe(statistics: ReuseStatistics, ticks: int, age: int | None) -> None:
-    """One block is released in each tick and used again `age` ticks later, or never."""
-    for tick in range(statistics.now, statistics.now + ticks):
-        if age is not None and tick >= age:
-            statistics.reuse(0, tick - age, is_hit=True)
-        statistics.release(0, 1)
+def observe(ticks: int, age: int | None) -> ReuseStatistics:
+    """In each tick 100 blocks are released, and used again `age` ticks later or never."""
+    statistics = ReuseStatistics(100 * TICKS_PER_CACHE)
+    for tick in range(ticks):
+        for _ in range(100):
+            if age is not None and tick >= age:
+                statistics.reuse(0, tick - age, is_hit=True)
+            statistics.release(0, 1)
+    return statistics
 
 
 def test_without_observations_the_density_falls_with_the_age() -> None:
@@ -144,20 +147,17 @@ def test_without_observations_the_density_falls_with_the_age() -> None:
 
 
 def test_blocks_of_the_age_at_which_reuse_comes_are_worth_most() -> None:
-    """All are used again after 20 ticks, in the age of 15 to 30: a block of 7 ticks is waiting."""
-    statistics = ReuseStatistics(32)
-    observe(statistics, 400, age=20)
+    """All are used again after 20 ticks, in the age of 15 to 30 ticks, none before."""
+    statistics = observe(800, age=20)
     densities = statistics.densities[0]
     assert max(densities) == densities[statistics.age(statistics.now - 20)]
     assert densities[0] < densities[1] < densities[2] < densities[3] < densities[4]
     # Kept from its release, a block lies 31 ticks, but the last 16 only half: one hit in 23.
-    assert densities[0] == pytest.approx(1 / 23, rel=0.1)
+    assert densities[0] == pytest.approx(1 / 23, rel=0.05)
 
 
 def test_blocks_that_are_never_used_again_are_worth_nothing() -> None:
-    statistics = ReuseStatistics(32)
-    observe(statistics, 2000, age=None)
-    assert max(statistics.densities[0][:5]) < 0.01
+    assert max(observe(2000, age=None).densities[0]) < 0.01
 
 
 def test_lru_is_better_when_what_it_would_hold_was_not_found() -> None:

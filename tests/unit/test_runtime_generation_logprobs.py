@@ -186,7 +186,9 @@ def test_prompt_logprobs_come_with_the_first_token(
     assert [output.prompt_logprobs for output in rest] == [expected] * 3
 
 
-@pytest.mark.parametrize("params", [{"prompt_logprobs": 2}, {"logprobs": 2}, {"prompt_logprobs": 0}])
+@pytest.mark.parametrize(
+    "params", [{"prompt_logprobs": 2}, {"logprobs": 2}, {"prompt_logprobs": 0}]
+)
 def test_logits_that_are_no_numbers_fail_their_request_alone(
     engine: LLMEngine, params: dict[str, Any]
 ) -> None:

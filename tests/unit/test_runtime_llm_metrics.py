@@ -96,13 +96,15 @@ def test_a_beam_search_is_one_request(engine: LLMEngine) -> None:
     assert sums(engine, "iteration_tokens_total") == [(6, 10 + 3 * 3 + 3 + 3)]
 
 
-def test_rejections_errors_and_aborts(engine: LLMEngine) -> None:
+def test_rejections_errors_and_aborts(tmp_path: Path) -> None:
+    engine = LLMEngine(write_text_engine(tmp_path / "engine"), max_num_waiting=1, max_num_seqs=1)
+
     def fail(row: LogitsRow) -> None:
         raise ValueError("no")
 
     engine.add_request("aborted", ids(PROMPT), letters(n=2))
     engine.add_request("failing", ids([1, 2, 3]), greedy(logits_processors=[fail]))
-    with pytest.raises(QueueFullError, match="2 requests are waiting, max_num_waiting is 2"):
+    with pytest.raises(QueueFullError, match="1 requests are waiting, max_num_waiting is 1"):
         engine.add_request("refused", ids([4]), greedy())
     assert engine.metrics()["num_requests_waiting"] == 2
     engine.abort_request("aborted")

@@ -165,7 +165,7 @@ def test_prompt_tokens_beside_decodes_are_limited_until_the_decodes_have_ended()
 
 
 def test_a_short_prompt_gets_past_a_long_one_if_two_may_be_in_pieces() -> None:
-    steps = {}
+    steps: dict[int, list[list[tuple[str, int]]]] = {}
     for most in (1, 2):
         options = SchedulingOptions(max_num_partial_prefills=most)
         harness = Harness(max_num_batched_tokens=8, scheduling=options)
@@ -263,8 +263,7 @@ def test_the_blocks_that_victims_share_are_freed_with_the_last_of_them() -> None
     harness = Harness(
         num_kv_blocks=8, block_size=4, scheduling=PRIORITY, enable_prefix_caching=False
     )
-    params = {"n": 3, "temperature": 1.0}
-    low = harness.add(random_tokens(17), max_tokens=4, priority=5, **params)
+    low = harness.add(random_tokens(17), max_tokens=4, priority=5, n=3, temperature=1.0)
     harness.step()
     assert harness.engine.pool.num_available == 3
     important = harness.add(random_tokens(17, seed=1), max_tokens=4, priority=0)
@@ -299,11 +298,11 @@ def test_what_was_pushed_out_ends_once_nothing_more_important_arrives() -> None:
 
 def test_a_full_queue_refuses_until_a_request_has_left_it() -> None:
     harness = Harness(max_num_seqs=1, scheduling=SchedulingOptions(max_num_waiting=2))
-    requests = [harness.add(random_tokens(3, seed=i), max_tokens=2) for i in range(2)]
+    # One finds a free place, the others wait.
+    requests = [harness.add(random_tokens(3, seed=i), max_tokens=2) for i in range(3)]
     with pytest.raises(QueueFullError, match="2 requests are waiting, max_num_waiting is 2"):
         harness.add(random_tokens(3))
     harness.step()
-    requests.append(harness.add(random_tokens(3, seed=2), max_tokens=2))
     with pytest.raises(QueueFullError):
         harness.add(random_tokens(3))
     harness.engine.abort(requests.pop())

@@ -8,7 +8,6 @@ import pytest
 from octavo.backends.base import StepInputs
 from octavo.graphs.errors import BackendError
 from octavo.runtime import invariants
-from octavo.runtime.request import RequestStatus
 from tests.unit.runtime_harness import Harness, alone, random_tokens
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import gzip
 import heapq
 import json
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -87,11 +88,11 @@ def compare(
 
 def read_trace(path: Path) -> list[list[int]]:
     """The block ids of each request; OctavoError if the file is not such a trace."""
-    opened: Callable[..., gzip.GzipFile] = gzip.open if path.suffix == ".gz" else open  # type: ignore[assignment]
     try:
-        with opened(path, "rt", encoding="utf-8") as file:
-            return [[int(block) for block in json.loads(line)["hash_ids"]] for line in file]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        content = path.read_bytes()
+        lines = (gzip.decompress(content) if path.suffix == ".gz" else content).splitlines()
+        return [[int(block) for block in json.loads(line)["hash_ids"]] for line in lines]
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
         raise OctavoError(
             f"{path} is no trace of JSON lines with the field hash_ids: {error}"
         ) from error
