@@ -254,8 +254,9 @@ def _added_up(outputs: Sequence[RequestOutput], index: int, is_delta: bool) -> C
 
 
 def _check_beginning(completion: CompletionOutput, whole: CompletionOutput) -> None:
-    """What was shown of an unfinished completion; an error's own output is not compared."""
+    """What was shown of a completion that was ended early, perhaps in the middle of a character."""
     num_tokens = min(len(completion.token_ids), len(whole.token_ids))
     assert completion.token_ids[:num_tokens] == whole.token_ids[:num_tokens]
-    num_chars = min(len(completion.text), len(whole.text))
-    assert completion.text[:num_chars] == whole.text[:num_chars]
+    text, whole_text = completion.text.rstrip("\ufffd"), whole.text.rstrip("\ufffd")
+    num_chars = min(len(text), len(whole_text))
+    assert text[:num_chars] == whole_text[:num_chars]
