@@ -1,15 +1,15 @@
 """The runtime: serves engines. Importing it imports no library but numpy."""
 
 from octavo.runtime.async_llm import AsyncLLM
-from octavo.runtime.beam_search import BeamSearchParams
 from octavo.runtime.llm import LLM
 from octavo.runtime.llm_engine import LLMEngine
-from octavo.runtime.logits_processors import LogitsRow
-from octavo.runtime.metrics import RequestMetrics
+from octavo.runtime.metrics.request_metrics import RequestMetrics
 from octavo.runtime.outputs import CompletionOutput, Logprob, RequestOutput
-from octavo.runtime.sampling_params import RequestOutputKind, SamplingParams
+from octavo.runtime.sampling.beam_search import BeamSearchParams
+from octavo.runtime.sampling.logits_processors import LogitsRow
+from octavo.runtime.sampling.sampling_params import RequestOutputKind, SamplingParams
 from octavo.runtime.serving.options import SupervisionOptions
-from octavo.runtime.tokenizer import Tokenizer
+from octavo.runtime.text.tokenizer import Tokenizer
 
 __all__ = [
     "LLM",

@@ -8,17 +8,17 @@ sequence's gain, an error.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from octavo.backends.base import Float32Array
 from octavo.graphs.errors import BackendError, OctavoError, RequestError
-from octavo.runtime.beam_search import BeamCandidates
-from octavo.runtime.logits_processors import LogitsRow, apply_processors
 from octavo.runtime.request import Request
-from octavo.runtime.sampler import LogprobsRow, RowLogprobs, Sampler, SamplingRow
+from octavo.runtime.sampling.beam_search import BeamCandidates
+from octavo.runtime.sampling.logits_processors import LogitsRow, apply_processors
+from octavo.runtime.sampling.sampler import LogprobsRow, RowLogprobs, Sampler, SamplingRow
 from octavo.runtime.scheduler import ScheduledRequest, StepPlan
 
 NOT_FINITE = -1  # the sampler's answer to logits among which no token can be chosen
@@ -42,8 +42,8 @@ class _Sampling:
 
     request: Request
     gain: Gain
-    raw: list[Float32Array]  # [V] each
-    edited: list[Float32Array]  # [V] each, what is sampled
+    raw: Sequence[Float32Array]  # [V] each
+    edited: Sequence[Float32Array]  # [V] each, what is sampled
     first_row: int = 0  # among the rows of all sequences
 
 
@@ -58,50 +58,47 @@ class Acceptance:
         self, plan: StepPlan, logits_rows: Sequence[int], logits: Float32Array
     ) -> list[Gain]:
         """One gain for each scheduled request; logits [L, V], `logits_rows` [B] of them each."""
-        logits = logits[:, : self._vocab_size]
+        all_rows = list(logits[:, : self._vocab_size])
         gains = [Gain() for _ in plan.scheduled]
         samplings: list[_Sampling] = []
         prompt_rows: list[tuple[Gain, list[LogprobsRow]]] = []
         start = 0
         for entry, gain, count in zip(plan.scheduled, gains, logits_rows, strict=True):
-            rows = logits[start : start + count]
+            if count == 0:
+                continue
+            request, rows = entry.request, all_rows[start : start + count]
             start += count
             num_prompt = _num_prompt_rows(entry, count)
             if num_prompt:
-                prompt_rows.append((gain, self._prompt_rows(entry.request, rows[:num_prompt])))
-            if num_prompt < count:
-                samplings += self._samplings(entry.request, gain, rows[num_prompt:])
+                prompt_rows.append((gain, self._prompt_rows(request, rows[:num_prompt])))
+                rows = rows[num_prompt:]
+            if rows:
+                self._add_samplings(request, gain, rows, samplings)
         self._sample(samplings)
         self._find_logprobs(samplings, prompt_rows)
         return gains
 
-    def _samplings(self, request: Request, gain: Gain, rows: Float32Array) -> Iterator[_Sampling]:
+    def _add_samplings(
+        self, request: Request, gain: Gain, rows: Sequence[Float32Array], to: list[_Sampling]
+    ) -> None:
         """A sequence's own rows and, of the first one, those of its followers."""
-        yield from self._edited(request, gain, rows)
+        self._add_sampling(request, gain, rows, to)
         for follower in request.followers:
             gain.followers.append(Gain())
-            yield from self._edited(follower, gain.followers[-1], rows[:1])
+            self._add_sampling(follower, gain.followers[-1], rows[:1], to)
 
-    def _edited(self, request: Request, gain: Gain, rows: Float32Array) -> Iterator[_Sampling]:
-        raw = list(rows)
-        edited = raw
-        if request.processors:
-            try:
-                edited = []
-                for index, row in enumerate(raw):
-                    edited.append(_edit(request, row, index))
-            except OctavoError as error:
-                if not edited:
-                    gain.error = error
-                    return
-                # Else the next step meets it again, if the drafts before it hold.
-        if request.group is None:
-            yield _Sampling(request, gain, raw, edited)
+    def _add_sampling(
+        self, request: Request, gain: Gain, raw: Sequence[Float32Array], to: list[_Sampling]
+    ) -> None:
+        edited = _edit(request, gain, raw) if request.processors else raw
+        if not edited:
             return
-        (row,) = edited
-        gain.candidates = request.group.candidates(row)
+        if request.group is None:
+            to.append(_Sampling(request, gain, raw, edited))
+            return
+        gain.candidates = request.group.candidates(edited[0])
         if not len(gain.candidates.token_ids):
-            gain.error = _no_token(raw[0], row)
+            gain.error = _no_token(raw[0], edited[0])
 
     def _sample(self, samplings: Sequence[_Sampling]) -> None:
         rows: list[SamplingRow] = []
@@ -142,7 +139,7 @@ class Acceptance:
             gain = sampling.gain
             gain.logprobs = [next(found) for _ in gain.token_ids]
 
-    def _prompt_rows(self, request: Request, rows: Float32Array) -> list[LogprobsRow]:
+    def _prompt_rows(self, request: Request, rows: Sequence[Float32Array]) -> list[LogprobsRow]:
         """The row at a position tells of the prompt's token after it."""
         start = len(request.prompt_logprobs) + 1
         following = request.tokens(start, start + len(rows)).tolist()
@@ -162,14 +159,25 @@ def _num_prompt_rows(entry: ScheduledRequest, count: int) -> int:
     return count - num_sampled
 
 
-def _edit(request: Request, row: Float32Array, num_drafts: int) -> Float32Array:
-    """[V]: the row after the sequence's first `num_drafts` drafts, as its processors leave it."""
-    start = request.num_prompt_tokens
-    edited = LogitsRow(
-        row, request.tokens(0, start), request.tokens(start, request.num_tokens + num_drafts)
-    )
-    apply_processors(request.processors, edited)
-    return edited.values
+def _edit(request: Request, gain: Gain, raw: Sequence[Float32Array]) -> Sequence[Float32Array]:
+    """The rows as the sequence's processors leave them, each after the drafts before it.
+
+    Fewer where a processor fails: the next step meets that row again, if the drafts before it hold.
+    An error, and no rows, if it fails at once.
+    """
+    edited: list[Float32Array] = []
+    start, end = request.num_prompt_tokens, request.num_tokens
+    for num_drafts, logits in enumerate(raw):
+        output = request.tokens(start, end + num_drafts)
+        row = LogitsRow(logits, request.tokens(0, start), output)
+        try:
+            apply_processors(request.processors, row)
+        except OctavoError as error:
+            if not edited:
+                gain.error = error
+            break
+        edited.append(row.values)
+    return edited
 
 
 def _verify_drafts(sampling: _Sampling, sampled: Sequence[int]) -> None:
@@ -179,7 +187,10 @@ def _verify_drafts(sampling: _Sampling, sampled: Sequence[int]) -> None:
     have come one at a time.
     """
     request, gain = sampling.request, sampling.gain
-    drafts = request.draft_token_ids if request.num_drafts else ()
+    if not request.num_drafts and sampled[0] != NOT_FINITE:
+        gain.token_ids = sampled
+        return
+    drafts = request.draft_token_ids
     tokens: list[int] = []
     for index, token in enumerate(sampled):
         if token == NOT_FINITE:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from octavo.graphs.errors import CapacityError, RequestError
 from octavo.runtime import positions
-from octavo.runtime.block_pool import BlockPool
+from octavo.runtime.cache.block_pool import BlockPool
+from octavo.runtime.cache.prefix_cache import PrefixCache, PrefixEntry
 from octavo.runtime.capacity import EngineLimits
-from octavo.runtime.prefix_cache import PrefixCache, PrefixEntry
 from octavo.runtime.request import Request
 
 

@@ -11,20 +11,20 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Unpack
 
 from octavo.graphs.errors import EngineClosedError, EngineDeadError, OctavoError, RequestError
-from octavo.runtime.beam_search import BeamSearchParams
 from octavo.runtime.capacity import check_positive
 from octavo.runtime.llm_engine import EngineOptions
 from octavo.runtime.outputs import RequestOutput
 from octavo.runtime.prompts import EncodedPrompt, Prompt, PromptReader
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.sampling.beam_search import BeamSearchParams
+from octavo.runtime.sampling.sampling_params import SamplingParams
 from octavo.runtime.serving.engine_thread import EngineThread
 from octavo.runtime.serving.messages import Command, ReadMetrics, ResetPrefixCache
 from octavo.runtime.serving.options import SupervisionOptions
 from octavo.runtime.serving.request_broker import RequestBroker
-from octavo.runtime.tokenizer import Tokenizer
+from octavo.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from octavo.runtime.metric_snapshots import Snapshot
+    from octavo.runtime.metrics.snapshots import Snapshot
 
 # Seconds for which an engine in the middle of a step is waited for, to know its newest metrics.
 _METRICS_PATIENCE = 2.0

@@ -8,7 +8,7 @@ import numpy as np
 
 from octavo.backends.base import Int32Array, StepInputs
 from octavo.runtime import positions
-from octavo.runtime.block_tables import BlockTables
+from octavo.runtime.cache.block_tables import BlockTables
 from octavo.runtime.capacity import EngineLimits
 from octavo.runtime.scheduler import StepPlan
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from octavo.backends.base import Float32Array
-from octavo.runtime.beam_search import BeamCandidates, BeamSearch, best_candidates
 from octavo.runtime.request import FinishReason, Request
+from octavo.runtime.sampling.beam_search import BeamCandidates, BeamSearch, best_candidates
 
 
 class SequenceLifecycle(Protocol):

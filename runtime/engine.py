@@ -13,11 +13,11 @@ from octavo.runtime import invariants, stopping
 from octavo.runtime.acceptance import Acceptance, Gain
 from octavo.runtime.batch import BatchPacker
 from octavo.runtime.beam_group import BeamGroup
-from octavo.runtime.block_pool import BlockPool
+from octavo.runtime.cache.block_pool import BlockPool
+from octavo.runtime.cache.eviction import DEFAULT_POLICY, make_policy
+from octavo.runtime.cache.prefix_cache import PrefixCache
 from octavo.runtime.capacity import EngineLimits
-from octavo.runtime.engine_metrics import EngineMetrics
-from octavo.runtime.eviction import DEFAULT_POLICY, make_policy
-from octavo.runtime.prefix_cache import PrefixCache
+from octavo.runtime.metrics.engine_metrics import EngineMetrics
 from octavo.runtime.request import Request
 from octavo.runtime.scheduler import Scheduler, StepPlan
 from octavo.runtime.step_budget import SchedulingOptions

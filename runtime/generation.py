@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Protocol
 
 from octavo.runtime.beam_group import BeamGroup
-from octavo.runtime.beam_search import BeamHypothesis, BeamSearchParams
 from octavo.runtime.outputs import (
     CompletionOutput,
     Logprob,
@@ -17,9 +16,10 @@ from octavo.runtime.outputs import (
 )
 from octavo.runtime.prompts import EncodedPrompt
 from octavo.runtime.request import Request
-from octavo.runtime.sampler import RowLogprobs
-from octavo.runtime.sampling_params import RequestOutputKind, SamplingParams
-from octavo.runtime.tokenizer import Tokenizer
+from octavo.runtime.sampling.beam_search import BeamHypothesis, BeamSearchParams
+from octavo.runtime.sampling.sampler import RowLogprobs
+from octavo.runtime.sampling.sampling_params import RequestOutputKind, SamplingParams
+from octavo.runtime.text.tokenizer import Tokenizer
 
 # In place of ids where logits are no numbers: the request has failed.
 NO_TOKEN = -1

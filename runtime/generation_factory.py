@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from octavo.graphs.errors import RequestError
 from octavo.runtime.beam_group import BeamGroup
-from octavo.runtime.beam_search import BeamSearch, BeamSearchParams
 from octavo.runtime.generation import BeamGeneration, Generation, SampledGeneration
-from octavo.runtime.logits_processors import make_processors
-from octavo.runtime.output_text import OutputText
 from octavo.runtime.prompts import EncodedPrompt, Prompt, PromptReader
 from octavo.runtime.request import Request
-from octavo.runtime.sampling_params import RequestOutputKind, SamplingParams
-from octavo.runtime.tokenizer import Tokenizer
+from octavo.runtime.sampling.beam_search import BeamSearch, BeamSearchParams
+from octavo.runtime.sampling.logits_processors import make_processors
+from octavo.runtime.sampling.sampling_params import RequestOutputKind, SamplingParams
+from octavo.runtime.text.output_text import OutputText
+from octavo.runtime.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from octavo.graphs.errors import RequestError
-from octavo.runtime.beam_search import BeamSearchParams
 from octavo.runtime.engine import Engine
 from octavo.runtime.generation import Generation
 from octavo.runtime.llm_engine import EngineOptions, LLMEngine
 from octavo.runtime.outputs import RequestOutput
 from octavo.runtime.prompts import Prompt
-from octavo.runtime.sampling_params import RequestOutputKind, SamplingParams
-from octavo.runtime.tokenizer import Tokenizer
+from octavo.runtime.sampling.beam_search import BeamSearchParams
+from octavo.runtime.sampling.sampling_params import RequestOutputKind, SamplingParams
+from octavo.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from octavo.runtime.metric_snapshots import Snapshot
-    from octavo.runtime.prefix_cache import PinnedPrefix
+    from octavo.runtime.cache.prefix_cache import PinnedPrefix
+    from octavo.runtime.metrics.snapshots import Snapshot
 
 Message = Mapping[str, Any]
 _Params = TypeVar("_Params", SamplingParams, BeamSearchParams)

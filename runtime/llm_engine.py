@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from octavo.graphs.errors import CapacityError, OctavoError, QueueFullError, RequestError
-from octavo.runtime.beam_search import BeamSearchParams
+from octavo.runtime.cache.eviction import DEFAULT_POLICY
 from octavo.runtime.capacity import check_positive, resolve_limits
 from octavo.runtime.engine import Engine
-from octavo.runtime.eviction import DEFAULT_POLICY
 from octavo.runtime.generation import Generation
 from octavo.runtime.generation_factory import GenerationFactory
 from octavo.runtime.outputs import RequestOutput
 from octavo.runtime.prompts import Prompt
 from octavo.runtime.request import Request
-from octavo.runtime.sampling_params import RequestOutputKind, SamplingParams
+from octavo.runtime.sampling.beam_search import BeamSearchParams
+from octavo.runtime.sampling.sampling_params import RequestOutputKind, SamplingParams
 from octavo.runtime.step_budget import SchedulingOptions
-from octavo.runtime.tokenizer import Tokenizer
+from octavo.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from octavo.runtime.metric_snapshots import Snapshot
-    from octavo.runtime.prefix_cache import PinnedPrefix
+    from octavo.runtime.cache.prefix_cache import PinnedPrefix
+    from octavo.runtime.metrics.snapshots import Snapshot
 
 
 _BEFORE_ALL = -(1 << 62)  # a priority

@@ -11,7 +11,7 @@ from octavo.backends import registry
 from octavo.backends.base import Executable, LoadOptions
 from octavo.backends.bundle import MANIFEST_NAME, verify_files
 from octavo.graphs.errors import BundleError, IncompatibleEngineError
-from octavo.runtime.tokenizer import Tokenizer
+from octavo.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from octavo.backends.manifest import Manifest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.graphs.errors import OctavoError
-from octavo.runtime.metrics import RequestMetrics
+from octavo.runtime.metrics.request_metrics import RequestMetrics
 from octavo.runtime.request import FinishReason
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from octavo.graphs.errors import RequestError
 
 if TYPE_CHECKING:
-    from octavo.runtime.tokenizer import Tokenizer
+    from octavo.runtime.text.tokenizer import Tokenizer
 
 # A text, {"prompt": text} or {"prompt_token_ids": ids}; with both, the ids are what is run. With
 # "cache_salt" the cached prefix is shared only with prompts of the same salt.

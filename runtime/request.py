@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from octavo.runtime.metrics import RequestTimes
+from octavo.runtime.metrics.request_metrics import RequestTimes
 
 if TYPE_CHECKING:
     from octavo.backends.base import Int32Array
     from octavo.graphs.errors import OctavoError
     from octavo.runtime.beam_group import BeamGroup
-    from octavo.runtime.beam_search import BeamCandidates
-    from octavo.runtime.logits_processors import LogitsProcessor
-    from octavo.runtime.output_text import OutputText
-    from octavo.runtime.prefix_cache import PrefixEntry
-    from octavo.runtime.sampler import RowLogprobs
-    from octavo.runtime.sampling_params import SamplingParams
+    from octavo.runtime.cache.prefix_cache import PrefixEntry
+    from octavo.runtime.sampling.beam_search import BeamCandidates
+    from octavo.runtime.sampling.logits_processors import LogitsProcessor
+    from octavo.runtime.sampling.sampler import RowLogprobs
+    from octavo.runtime.sampling.sampling_params import SamplingParams
+    from octavo.runtime.text.output_text import OutputText
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -140,10 +140,6 @@ class Request:
         return self.num_tokens - 1
 
     @property
-    def num_reusable_tokens(self) -> int:
-        return self.first_logits_position
-
-    @property
     def num_tokens_with_drafts(self) -> int:
         return self.num_tokens + self.num_drafts
 
@@ -182,7 +178,11 @@ class Request:
         self.num_tokens += 1
 
     def set_drafts(self, token_ids: Sequence[int]) -> None:
-        """Proposes the tokens after the known ones; the next step verifies them."""
+        """Proposes the tokens after the known ones; the next step verifies them.
+
+        Not before the followers have started: they take over what is computed.
+        """
+        assert not self.followers
         end = self.num_tokens + len(token_ids)
         self._reserve(end)
         self._token_ids[self.num_tokens : end] = token_ids

@@ -20,10 +20,10 @@ from typing import NamedTuple
 from octavo.graphs.errors import QueueFullError
 from octavo.runtime import positions
 from octavo.runtime.admission import Admission
-from octavo.runtime.block_pool import BlockPool
-from octavo.runtime.block_tables import BlockTables
+from octavo.runtime.cache.block_pool import BlockPool
+from octavo.runtime.cache.block_tables import BlockTables
+from octavo.runtime.cache.prefix_cache import PrefixCache, PrefixEntry
 from octavo.runtime.capacity import EngineLimits
-from octavo.runtime.prefix_cache import PrefixCache, PrefixEntry
 from octavo.runtime.request import Request, RequestStatus
 from octavo.runtime.step_budget import SchedulingOptions, StepBudget
 
@@ -303,7 +303,9 @@ class Scheduler:
             first < len(request.block_ids) and self.pool.ref_count(request.block_ids[first]) > 1
         )
         count = positions.blocks_for(num_tokens, block_size) - len(request.block_ids)
-        if count + shared > self.pool.num_available:
+        if count <= 0 and not shared:
+            return True
+        if max(count, 0) + shared > self.pool.num_available:
             return False
         if shared:
             source, (destination,) = request.block_ids[first], self.pool.allocate(1)

@@ -61,7 +61,7 @@ def chat(
     Without a terminal, answers alone go to stdout.
     """
     from octavo.runtime import LLM, SamplingParams
-    from octavo.runtime.sampling_params import RequestOutputKind
+    from octavo.runtime.sampling.sampling_params import RequestOutputKind
 
     given: dict[str, Any] = options.given(
         top_p=top_p,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from octavo.runtime import RequestOutput
-    from octavo.runtime.metric_snapshots import Snapshot
+    from octavo.runtime.metrics.snapshots import Snapshot
 
 
 def summary(output: RequestOutput) -> str:
@@ -42,7 +42,7 @@ def cut(context_len: int, max_tokens: int | None) -> str:
 
 def statistics(metrics: Snapshot) -> Table:
     """What the engine has done since it was loaded."""
-    from octavo.runtime import metric_definitions as definitions
+    from octavo.runtime.metrics import definitions
 
     prompt_tokens = metrics[definitions.PROMPT_TOKENS.name]
     cached = metrics[definitions.PROMPT_TOKENS_CACHED.name]

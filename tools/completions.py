@@ -14,9 +14,9 @@ from octavo.graphs.errors import RequestError
 
 if TYPE_CHECKING:
     from octavo.runtime import LLM, CompletionOutput, RequestOutput, SamplingParams
-    from octavo.runtime.beam_search import BeamSearchParams
     from octavo.runtime.outputs import PositionLogprobs
     from octavo.runtime.prompts import Prompt
+    from octavo.runtime.sampling.beam_search import BeamSearchParams
 
 
 def print_results(llm: LLM, results: Sequence[RequestOutput]) -> None:

@@ -12,8 +12,8 @@ from octavo.tools.console import print_json, reports_errors, usage_error
 
 if TYPE_CHECKING:
     from octavo.runtime import LLM, RequestOutput, SamplingParams
-    from octavo.runtime.beam_search import BeamSearchParams
     from octavo.runtime.prompts import Prompt
+    from octavo.runtime.sampling.beam_search import BeamSearchParams
 
 
 @reports_errors
@@ -198,7 +198,7 @@ def _params(
     sampling: dict[str, Any],
 ) -> SamplingParams | BeamSearchParams:
     from octavo.runtime import SamplingParams
-    from octavo.runtime.beam_search import BeamSearchParams
+    from octavo.runtime.sampling.beam_search import BeamSearchParams
 
     if beam_width is None:
         if length_penalty is not None:
@@ -214,7 +214,7 @@ def _params(
 def _run(
     llm: LLM, prompts: list[Prompt], params: SamplingParams | BeamSearchParams
 ) -> list[RequestOutput]:
-    from octavo.runtime.beam_search import BeamSearchParams
+    from octavo.runtime.sampling.beam_search import BeamSearchParams
 
     if isinstance(params, BeamSearchParams):
         return llm.beam_search(prompts, params)

@@ -147,7 +147,7 @@ def _verify_agreement(
 
 def _tokenize(engine: Path, manifest: Manifest, given: list[str] | None) -> dict[str, list[int]]:
     """Token ids by prompt; random ids for a model without a tokenizer."""
-    from octavo.runtime.tokenizer import Tokenizer
+    from octavo.runtime.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_bundle(engine, manifest.spec)
     if tokenizer is not None:

@@ -24,9 +24,9 @@ from octavo.runtime.serving.messages import (
 )
 
 if TYPE_CHECKING:
+    from octavo.runtime.cache.prefix_cache import PinnedPrefix
     from octavo.runtime.llm_engine import LLMEngine
-    from octavo.runtime.metric_snapshots import Snapshot
-    from octavo.runtime.prefix_cache import PinnedPrefix
+    from octavo.runtime.metrics.snapshots import Snapshot
 
 # Seconds between two reports of a working engine that has nothing to tell, and between metrics.
 REPORT_INTERVAL = 1.0

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from octavo.runtime.beam_search import BeamSearchParams
-    from octavo.runtime.metric_snapshots import Snapshot
+    from octavo.runtime.metrics.snapshots import Snapshot
     from octavo.runtime.outputs import RequestOutput
-    from octavo.runtime.sampling_params import SamplingParams
+    from octavo.runtime.sampling.beam_search import BeamSearchParams
+    from octavo.runtime.sampling.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

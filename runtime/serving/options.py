@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields
 
 from octavo.graphs.errors import RequestError
-from octavo.runtime import parameter_checks as checks
+from octavo.runtime.sampling import parameter_checks as checks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,11 @@ import threading
 import time
 from dataclasses import replace
 
-from octavo.runtime.beam_search import BeamSearchParams
-from octavo.runtime.metrics import RequestTimes
+from octavo.runtime.metrics.request_metrics import RequestTimes
 from octavo.runtime.outputs import CompletionOutput, RequestOutput
 from octavo.runtime.prompts import EncodedPrompt
-from octavo.runtime.sampling_params import RequestOutputKind, SamplingParams
+from octavo.runtime.sampling.beam_search import BeamSearchParams
+from octavo.runtime.sampling.sampling_params import RequestOutputKind, SamplingParams
 from octavo.runtime.serving.completion_buffer import CompletionBuffer
 
 

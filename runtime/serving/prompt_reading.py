@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from octavo.runtime.prompts import PromptReader
-from octavo.runtime.tokenizer import Tokenizer
+from octavo.runtime.text.tokenizer import Tokenizer
 
 
 def prompt_reader(bundle: Path, tokenizer: Tokenizer | None) -> PromptReader:

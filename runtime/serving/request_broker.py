@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import Any
 
 from octavo.graphs.errors import EngineClosedError, EngineDeadError, QueueFullError, RequestError
-from octavo.runtime import metric_definitions
-from octavo.runtime.beam_search import BeamSearchParams
-from octavo.runtime.metric_snapshots import Snapshot, SupervisedMetrics
+from octavo.runtime.metrics import definitions as metric_definitions
+from octavo.runtime.metrics.snapshots import Snapshot, SupervisedMetrics
 from octavo.runtime.outputs import RequestOutput
 from octavo.runtime.prompts import EncodedPrompt, PromptReader
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.sampling.beam_search import BeamSearchParams
+from octavo.runtime.sampling.sampling_params import SamplingParams
 from octavo.runtime.serving.messages import (
     AbortRequest,
     AddRequest,

@@ -12,11 +12,11 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from octavo.graphs import errors
-from octavo.runtime.beam_search import BeamSearchParams
 from octavo.runtime.invariants import InvariantError
-from octavo.runtime.metrics import RequestMetrics
+from octavo.runtime.metrics.request_metrics import RequestMetrics
 from octavo.runtime.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.sampling.beam_search import BeamSearchParams
+from octavo.runtime.sampling.sampling_params import SamplingParams
 from octavo.runtime.serving import messages
 from octavo.runtime.serving.messages import Command, Event, Outcome
 

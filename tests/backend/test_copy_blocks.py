@@ -16,7 +16,7 @@ from octavo.backends.base import Executable, LoadOptions
 from octavo.backends.bundle import read_manifest
 from octavo.compiler import BuildConfig, build_engine
 from octavo.runtime import LLM, RequestOutput, SamplingParams
-from octavo.runtime.beam_search import BeamSearchParams
+from octavo.runtime.sampling.beam_search import BeamSearchParams
 from tests.backend.steps import Sequence, run_step
 from tests.parity import tiny_models
 

@@ -15,8 +15,8 @@ from octavo.backends import kernels
 from octavo.backends.base import Float32Array
 from octavo.backends.kernels.sampling import SamplingKernel
 from octavo.graphs.errors import BackendError
-from octavo.runtime.sampler import LogprobsRow, Sampler, SamplingRow
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.sampling.sampler import LogprobsRow, Sampler, SamplingRow
+from octavo.runtime.sampling.sampling_params import SamplingParams
 from tests.backend.kernel_variants import VARIANTS, library_of, selected
 from tests.unit.sampling_reference import assert_drawn, distribution, draw
 
@@ -147,7 +147,7 @@ def test_the_library_is_loaded_by_the_first_sampler_and_without_onnxruntime() ->
 import sys
 from pathlib import Path
 import octavo.runtime
-from octavo.runtime.sampler import Sampler, SamplingRow
+from octavo.runtime.sampling.sampler import Sampler, SamplingRow
 def loaded(name):
     return name in Path("/proc/self/maps").read_text()
 before = loaded("liboctavo_kernels")
@@ -168,8 +168,8 @@ def test_a_child_process_may_sample_too() -> None:
     code = """
 import os
 import numpy as np
-from octavo.runtime.sampler import Sampler, SamplingRow
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.sampling.sampler import Sampler, SamplingRow
+from octavo.runtime.sampling.sampling_params import SamplingParams
 sampler = Sampler(5000)
 logits = np.random.default_rng(0).normal(size=5000).astype(np.float32)
 rows = [SamplingRow(logits, SamplingParams(top_p=0.9), 1, i) for i in range(32)]

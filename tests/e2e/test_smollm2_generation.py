@@ -11,7 +11,7 @@ import pytest
 
 from octavo.compiler.checkpoints import Checkpoint
 from octavo.runtime import LLM, CompletionOutput, SamplingParams
-from octavo.runtime.beam_search import BeamSearchParams
+from octavo.runtime.sampling.beam_search import BeamSearchParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.compiler.checkpoints import Checkpoint
-from octavo.runtime.output_text import OutputText
-from octavo.runtime.tokenizer import Tokenizer
+from octavo.runtime.text.output_text import OutputText
+from octavo.runtime.text.tokenizer import Tokenizer
 from tests.property.made_texts import made_texts, streamed
 from tests.unit.tokenizer_kinds import SCRIPTS
 

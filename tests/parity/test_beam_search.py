@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import nn
 
-from octavo.runtime.beam_search import (
+from octavo.runtime.sampling.beam_search import (
     BeamCandidates,
     BeamHypothesis,
     BeamSearch,

@@ -8,7 +8,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from octavo.graphs.errors import RequestError
-from octavo.runtime import chat_template
+from octavo.runtime.text import chat_template
 
 # In the manner of Llama 3.1: a date, tools in the first message, headers, trimmed contents.
 LLAMA = """{{- bos_token }}

@@ -13,7 +13,7 @@ import transformers
 
 from octavo.compiler import BuildConfig, build_engine
 from octavo.runtime import LLM, SamplingParams
-from octavo.runtime.beam_search import BeamSearchParams
+from octavo.runtime.sampling.beam_search import BeamSearchParams
 from tests.parity import tiny_models
 
 GenerationConfig: Any = transformers.GenerationConfig  # its constructor has no types

@@ -11,8 +11,8 @@ import torch
 from transformers.generation import logits_process
 
 from octavo.backends.base import Float32Array
-from octavo.runtime.logits_processors import LogitsRow, apply_processors, make_processors
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.sampling.logits_processors import LogitsRow, apply_processors, make_processors
+from octavo.runtime.sampling.sampling_params import SamplingParams
 
 VOCAB = 300
 EOS = (2, 299)

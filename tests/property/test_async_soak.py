@@ -23,8 +23,8 @@ from octavo.backends.manifest import Limits
 from octavo.graphs.errors import EngineDeadError, OctavoError
 from octavo.runtime import LLM, RequestOutput, SamplingParams
 from octavo.runtime.async_llm import AsyncLLM
-from octavo.runtime.beam_search import BeamSearchParams
-from octavo.runtime.sampling_params import RequestOutputKind
+from octavo.runtime.sampling.beam_search import BeamSearchParams
+from octavo.runtime.sampling.sampling_params import RequestOutputKind
 from octavo.runtime.serving.options import SupervisionOptions
 from tests.unit.runtime_bundles import write_text_engine
 

@@ -6,11 +6,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from octavo.runtime.block_pool import BlockPool
-from octavo.runtime.eviction import make_policy
-from octavo.runtime.prefix_cache import PinnedPrefix, PrefixCache, sha256
+from octavo.runtime.cache.block_pool import BlockPool
+from octavo.runtime.cache.eviction import make_policy
+from octavo.runtime.cache.prefix_cache import PinnedPrefix, PrefixCache, sha256
 from octavo.runtime.request import Request
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.sampling.sampling_params import SamplingParams
 
 BLOCK_SIZE = 2
 NUM_BLOCKS = 7

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.runtime.detokenizer_pieces import LONGEST_HELD_RUN
-from octavo.runtime.tokenizer import Tokenizer
+from octavo.runtime.text.detokenizer_pieces import LONGEST_HELD_RUN
+from octavo.runtime.text.tokenizer import Tokenizer
 from tests.property.made_texts import made_texts, streamed
 from tests.unit import tokenizer_kinds as kinds
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.runtime.block_pool import BlockPool
-from octavo.runtime.eviction import POLICIES, EvictionPolicy, make_policy
-from octavo.runtime.prefix_cache import PrefixCache
+from octavo.runtime.cache.block_pool import BlockPool
+from octavo.runtime.cache.eviction import POLICIES, EvictionPolicy, make_policy
+from octavo.runtime.cache.prefix_cache import PrefixCache
 from octavo.runtime.request import Request
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.sampling.sampling_params import SamplingParams
 from octavo.tools.bench.prefix_traces import belady_hits, replay
 
 

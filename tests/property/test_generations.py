@@ -17,7 +17,7 @@ from octavo.graphs.errors import BackendError, CapacityError, QueueFullError, Re
 from octavo.runtime import invariants
 from octavo.runtime.llm_engine import EngineOptions, LLMEngine
 from octavo.runtime.request import Request
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.sampling.sampling_params import SamplingParams
 from tests.property.user_requests import (
     BLOCK_SIZES,
     EOS_TOKEN_IDS,
@@ -33,7 +33,7 @@ from tests.unit.runtime_bundles import write_text_engine
 from tests.unit.runtime_harness import random_tokens
 
 if TYPE_CHECKING:
-    from octavo.runtime.prefix_cache import PinnedPrefix
+    from octavo.runtime.cache.prefix_cache import PinnedPrefix
 
 # When the executable raises: before or after it has done what it was asked to.
 Failure = Literal["before", "after"]

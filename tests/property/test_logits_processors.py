@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.runtime.logits_processors import apply_processors, make_processors
-from octavo.runtime.penalties import TokenCounts
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.sampling.logits_processors import apply_processors, make_processors
+from octavo.runtime.sampling.penalties import TokenCounts
+from octavo.runtime.sampling.sampling_params import SamplingParams
 from tests.unit.test_runtime_logits_processors import penalised, row_of
 
 VOCAB = 12  # few, so that tokens repeat

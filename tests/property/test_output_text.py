@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.runtime.output_text import OutputText
-from octavo.runtime.tokenizer import Tokenizer
+from octavo.runtime.text.output_text import OutputText
+from octavo.runtime.text.tokenizer import Tokenizer
 from tests.property.made_texts import made_texts
 from tests.unit import tokenizer_kinds as kinds
 

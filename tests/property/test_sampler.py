@@ -7,8 +7,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from octavo.backends.base import Float32Array
-from octavo.runtime.sampler import LogprobsRow, Sampler, SamplingRow
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.sampling.sampler import LogprobsRow, Sampler, SamplingRow
+from octavo.runtime.sampling.sampling_params import SamplingParams
 from tests.unit.sampling_reference import TOLERANCE, assert_drawn, distribution, draw
 
 PARAMETERS = st.builds(

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from octavo.runtime import LLM, SamplingParams
-from octavo.runtime.beam_search import BeamSearchParams
 from octavo.runtime.outputs import CompletionOutput, RequestOutput
-from octavo.runtime.sampling_params import RequestOutputKind
+from octavo.runtime.sampling.beam_search import BeamSearchParams
+from octavo.runtime.sampling.sampling_params import RequestOutputKind
 from tests.unit.llm_engines import ids, letters
 from tests.unit.runtime_bundles import write_text_engine
 from tests.unit.runtime_harness import random_tokens

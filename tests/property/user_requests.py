@@ -10,12 +10,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 from octavo.backends.manifest import Limits
-from octavo.runtime.beam_search import BeamSearchParams
 from octavo.runtime.llm_engine import LLMEngine
-from octavo.runtime.logits_processors import LogitsRow
 from octavo.runtime.outputs import CompletionOutput, RequestOutput
 from octavo.runtime.request import Request
-from octavo.runtime.sampling_params import RequestOutputKind, SamplingParams
+from octavo.runtime.sampling.beam_search import BeamSearchParams
+from octavo.runtime.sampling.logits_processors import LogitsRow
+from octavo.runtime.sampling.sampling_params import RequestOutputKind, SamplingParams
 from tests.unit.runtime_bundles import VOCAB_SIZE
 from tests.unit.runtime_harness import random_tokens
 

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends.null import expected_next_token
-from octavo.runtime.beam_search import BeamSearchParams
 from octavo.runtime.llm_engine import LLMEngine
 from octavo.runtime.outputs import RequestOutput
-from octavo.runtime.sampling_params import RequestOutputKind, SamplingParams
+from octavo.runtime.sampling.beam_search import BeamSearchParams
+from octavo.runtime.sampling.sampling_params import RequestOutputKind, SamplingParams
 from tests.unit.runtime_bundles import VOCAB_SIZE
 
 Params = SamplingParams | BeamSearchParams

@@ -16,7 +16,7 @@ from octavo.runtime import invariants
 from octavo.runtime.capacity import EngineLimits
 from octavo.runtime.engine import Engine
 from octavo.runtime.request import Request
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.sampling.sampling_params import SamplingParams
 from octavo.runtime.step_budget import SchedulingOptions
 
 VOCAB_SIZE = 97

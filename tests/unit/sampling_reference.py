@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends.base import Float32Array
-from octavo.runtime.sampler import Sampler, SamplingRow
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.sampling.sampler import Sampler, SamplingRow
+from octavo.runtime.sampling.sampling_params import SamplingParams
 from tests.unit.philox import uniform
 
 Float64Array = NDArray[np.float64]

@@ -27,8 +27,8 @@ from octavo.graphs.errors import (
 )
 from octavo.runtime import LLM, RequestOutput, SamplingParams
 from octavo.runtime.async_llm import AsyncLLM
-from octavo.runtime.beam_search import BeamSearchParams
-from octavo.runtime.sampling_params import RequestOutputKind
+from octavo.runtime.sampling.beam_search import BeamSearchParams
+from octavo.runtime.sampling.sampling_params import RequestOutputKind
 from tests.unit.async_harness import (
     assert_idle,
     collect,

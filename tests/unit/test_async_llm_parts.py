@@ -18,12 +18,12 @@ from octavo.graphs.errors import (
     RequestError,
 )
 from octavo.runtime import CompletionOutput, Logprob, RequestOutput, SamplingParams
-from octavo.runtime.beam_search import BeamSearchParams
 from octavo.runtime.invariants import InvariantError
-from octavo.runtime.metric_snapshots import empty_snapshot
-from octavo.runtime.metrics import RequestMetrics
+from octavo.runtime.metrics.request_metrics import RequestMetrics
+from octavo.runtime.metrics.snapshots import empty_snapshot
 from octavo.runtime.prompts import EncodedPrompt
-from octavo.runtime.sampling_params import RequestOutputKind
+from octavo.runtime.sampling.beam_search import BeamSearchParams
+from octavo.runtime.sampling.sampling_params import RequestOutputKind
 from octavo.runtime.serving import wire
 from octavo.runtime.serving.engine_loop import EngineLoop
 from octavo.runtime.serving.engine_process import HIGH_WATER_MARK, SocketChannel

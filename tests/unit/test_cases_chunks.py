@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from octavo.runtime.llm_engine import LLMEngine
-from octavo.runtime.sampling_params import RequestOutputKind
+from octavo.runtime.sampling.sampling_params import RequestOutputKind
 from tests.unit.llm_engines import complete, greedy, ids, letters, run
 from tests.unit.runtime_bundles import write_text_engine
 from tests.unit.runtime_harness import Harness, alone, random_tokens

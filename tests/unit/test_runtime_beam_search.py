@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.graphs.errors import RequestError
-from octavo.runtime.beam_search import (
+from octavo.runtime.sampling.beam_search import (
     BeamCandidates,
     BeamHypothesis,
     BeamSearch,

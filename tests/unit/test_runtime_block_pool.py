@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.runtime.block_pool import BlockPool
-from octavo.runtime.prefix_cache import PrefixCache
+from octavo.runtime.cache.block_pool import BlockPool
+from octavo.runtime.cache.prefix_cache import PrefixCache
 from octavo.runtime.request import Request
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.sampling.sampling_params import SamplingParams
 from tests.unit.runtime_harness import Harness, alone, random_tokens
 
 BLOCK_SIZE = 4

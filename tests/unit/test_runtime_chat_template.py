@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from octavo.graphs.errors import RequestError
-from octavo.runtime.tokenizer import Tokenizer
+from octavo.runtime.text.tokenizer import Tokenizer
 from tests.unit.tokenizer_kinds import BYTE_BOS, BYTE_EOS, byte_level
 
 TEMPLATE = """{{ bos_token }}

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from octavo.runtime.block_pool import BlockPool
+from octavo.runtime.cache.block_pool import BlockPool
+from octavo.runtime.cache.prefix_cache import PrefixCache
 from octavo.runtime.capacity import EngineLimits
-from octavo.runtime.engine_metrics import EngineMetrics, Histogram
-from octavo.runtime.metric_definitions import METRICS, Metric
-from octavo.runtime.metric_snapshots import (
+from octavo.runtime.metrics.definitions import METRICS, Metric
+from octavo.runtime.metrics.engine_metrics import EngineMetrics, Histogram
+from octavo.runtime.metrics.snapshots import (
     HistogramSnapshot,
     Snapshot,
     SupervisedMetrics,
@@ -19,9 +20,8 @@ from octavo.runtime.metric_snapshots import (
     empty_snapshot,
     histogram_snapshot,
 )
-from octavo.runtime.prefix_cache import PrefixCache
 from octavo.runtime.request import FinishReason, Request
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.sampling.sampling_params import SamplingParams
 from octavo.runtime.scheduler import Scheduler
 from tests.unit.runtime_harness import Harness, random_tokens
 

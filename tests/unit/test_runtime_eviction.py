@@ -7,9 +7,9 @@ import random
 import pytest
 
 from octavo.graphs.errors import RequestError
-from octavo.runtime.eviction import DEFAULT_POLICY, POLICIES, EvictionPolicy, make_policy
-from octavo.runtime.eviction_lhd import LeastHitDensity
-from octavo.runtime.reuse_statistics import HORIZON, TICKS_PER_CACHE, ReuseStatistics
+from octavo.runtime.cache.eviction import DEFAULT_POLICY, POLICIES, EvictionPolicy, make_policy
+from octavo.runtime.cache.eviction_lhd import LeastHitDensity
+from octavo.runtime.cache.reuse_statistics import HORIZON, TICKS_PER_CACHE, ReuseStatistics
 from octavo.tools.bench.prefix_traces import replay
 
 

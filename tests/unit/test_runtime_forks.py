@@ -8,9 +8,9 @@ import pytest
 
 from octavo.graphs.errors import BackendError, CapacityError
 from octavo.runtime.beam_group import BeamGroup
-from octavo.runtime.beam_search import BeamSearch, BeamSearchParams
 from octavo.runtime.request import Request, RequestStatus
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.sampling.beam_search import BeamSearch, BeamSearchParams
+from octavo.runtime.sampling.sampling_params import SamplingParams
 from tests.unit.runtime_harness import Harness, random_tokens
 
 RANDOM: dict[str, Any] = {"temperature": 1.0, "seed": 3}

@@ -13,7 +13,7 @@ import pytest
 from octavo.backends.null import expected_next_token
 from octavo.runtime.llm_engine import LLMEngine
 from octavo.runtime.outputs import RequestOutput
-from octavo.runtime.sampling_params import RequestOutputKind
+from octavo.runtime.sampling.sampling_params import RequestOutputKind
 from tests.unit.llm_engines import (
     assert_idle,
     complete,

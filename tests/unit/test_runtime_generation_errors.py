@@ -12,10 +12,10 @@ import pytest
 from octavo.backends.null import expected_next_token
 from octavo.graphs.errors import BackendError, QueueFullError, RequestError
 from octavo.runtime import LLM, SamplingParams
-from octavo.runtime.beam_search import BeamSearchParams
 from octavo.runtime.llm_engine import LLMEngine
 from octavo.runtime.outputs import RequestOutput
-from octavo.runtime.sampling_params import RequestOutputKind
+from octavo.runtime.sampling.beam_search import BeamSearchParams
+from octavo.runtime.sampling.sampling_params import RequestOutputKind
 from tests.unit.llm_engines import (
     complete,
     greedy,

@@ -14,7 +14,7 @@ from octavo.backends.manifest import Limits
 from octavo.graphs.errors import BackendError
 from octavo.runtime.llm_engine import LLMEngine
 from octavo.runtime.outputs import PositionLogprobs
-from octavo.runtime.sampling_params import RequestOutputKind
+from octavo.runtime.sampling.sampling_params import RequestOutputKind
 from tests.unit.llm_engines import complete, greedy, ids, letters, null_logprobs, run
 from tests.unit.runtime_bundles import VOCAB_SIZE, write_text_engine
 from tests.unit.runtime_harness import random_tokens

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from octavo.graphs.errors import BackendError, QueueFullError
-from octavo.runtime.beam_search import BeamSearchParams
 from octavo.runtime.llm_engine import LLMEngine
-from octavo.runtime.logits_processors import LogitsRow
+from octavo.runtime.sampling.beam_search import BeamSearchParams
+from octavo.runtime.sampling.logits_processors import LogitsRow
 from tests.unit.llm_engines import complete, greedy, ids, letters, run
 from tests.unit.runtime_bundles import write_text_engine
 from tests.unit.runtime_harness import random_tokens

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from octavo.backends.base import Float32Array
 from octavo.graphs.errors import RequestError
-from octavo.runtime.logits_processors import (
+from octavo.runtime.sampling.logits_processors import (
     LogitsProcessor,
     LogitsRow,
     apply_processors,
     make_processors,
 )
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.sampling.sampling_params import SamplingParams
 
 VOCAB = 8
 LOGITS = np.array([1.0, -1.0, 2.0, -2.0, 0.0, 0.5, -0.5, 3.0], np.float32)

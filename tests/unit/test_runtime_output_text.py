@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from octavo.graphs.errors import RequestError
-from octavo.runtime.output_text import OutputText
-from octavo.runtime.stop_strings import ROOT, StopStrings
-from octavo.runtime.tokenizer import Tokenizer
+from octavo.runtime.text.output_text import OutputText
+from octavo.runtime.text.stop_strings import ROOT, StopStrings
+from octavo.runtime.text.tokenizer import Tokenizer
 from tests.unit.tokenizer_kinds import FIRST_BYTE, byte_level, id_of, sentence_piece
 
 BYTES = Tokenizer(byte_level())  # one token a byte

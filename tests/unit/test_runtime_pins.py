@@ -12,7 +12,7 @@ from octavo.graphs.errors import BackendError, CapacityError, QueueFullError, Re
 from octavo.runtime import LLM
 from octavo.runtime.llm_engine import LLMEngine
 from octavo.runtime.outputs import RequestOutput
-from octavo.runtime.sampling_params import RequestOutputKind
+from octavo.runtime.sampling.sampling_params import RequestOutputKind
 from tests.unit.llm_engines import assert_idle, complete, greedy, ids, letters, run
 from tests.unit.runtime_bundles import write_text_engine
 from tests.unit.runtime_harness import random_tokens

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.runtime.block_pool import BlockPool
-from octavo.runtime.eviction import POLICIES, make_policy
-from octavo.runtime.prefix_cache import PrefixCache, PrefixCacheStats
+from octavo.runtime.cache.block_pool import BlockPool
+from octavo.runtime.cache.eviction import POLICIES, make_policy
+from octavo.runtime.cache.prefix_cache import PrefixCache, PrefixCacheStats
 from octavo.runtime.request import Request
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.sampling.sampling_params import SamplingParams
 from tests.unit.runtime_harness import Harness, alone, random_tokens
 
 BLOCK_SIZE = 4

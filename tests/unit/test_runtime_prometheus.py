@@ -11,10 +11,10 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.graphs.errors import OctavoError
-from octavo.runtime.engine_metrics import Histogram
-from octavo.runtime.metric_definitions import METRICS
-from octavo.runtime.metric_snapshots import Snapshot, empty_snapshot
-from octavo.runtime.prometheus import CONTENT_TYPE, SnapshotCollector
+from octavo.runtime.metrics.definitions import METRICS
+from octavo.runtime.metrics.engine_metrics import Histogram
+from octavo.runtime.metrics.prometheus import CONTENT_TYPE, SnapshotCollector
+from octavo.runtime.metrics.snapshots import Snapshot, empty_snapshot
 
 LABELS = {"model_name": 'a "quoted" \\ model'}
 

@@ -9,8 +9,8 @@ import pytest
 
 from octavo.backends.base import Float32Array
 from octavo.graphs.errors import BackendError
-from octavo.runtime.sampler import LogprobsRow, Sampler, SamplingRow
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.sampling.sampler import LogprobsRow, Sampler, SamplingRow
+from octavo.runtime.sampling.sampling_params import SamplingParams
 from tests.unit.philox import philox4x32, uniform
 from tests.unit.sampling_reference import (
     SEED,

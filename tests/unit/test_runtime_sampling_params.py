@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from octavo.graphs.errors import OctavoError, RequestError
-from octavo.runtime.logits_processors import LogitsRow
-from octavo.runtime.sampling_params import RequestOutputKind, SamplingParams
+from octavo.runtime.sampling.logits_processors import LogitsRow
+from octavo.runtime.sampling.sampling_params import RequestOutputKind, SamplingParams
 
 EVERY_FIELD: dict[str, Any] = {
     "n": 2,

@@ -14,10 +14,10 @@ from octavo.backends import null
 from octavo.backends.bundle import read_manifest
 from octavo.backends.manifest import Limits
 from octavo.graphs.errors import BundleError, RequestError
-from octavo.runtime.detokenizer_bytes import ByteLevelDecoder
-from octavo.runtime.detokenizer_pieces import LONGEST_HELD_RUN, PieceDecoder
-from octavo.runtime.detokenizer_window import WindowDecoder
-from octavo.runtime.tokenizer import Tokenizer
+from octavo.runtime.text.detokenizer_bytes import ByteLevelDecoder
+from octavo.runtime.text.detokenizer_pieces import LONGEST_HELD_RUN, PieceDecoder
+from octavo.runtime.text.detokenizer_window import WindowDecoder
+from octavo.runtime.text.tokenizer import Tokenizer
 from tests.unit.tokenizer_kinds import (
     BYTE_BOS,
     BYTE_EOS,

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from octavo.backends.manifest import Limits
 from octavo.runtime import LLM, SamplingParams
-from octavo.runtime.sampling_params import RequestOutputKind
+from octavo.runtime.sampling.sampling_params import RequestOutputKind
 from octavo.tools.chat import Chat
 from octavo.tools.chat_terminal import ChatTerminal
 from octavo.tools.main import app

@@ -24,11 +24,11 @@ from typing import Annotated
 import typer
 
 from octavo.graphs.errors import OctavoError
-from octavo.runtime.block_pool import BlockPool
-from octavo.runtime.eviction import POLICIES, make_policy
-from octavo.runtime.prefix_cache import PrefixCache
+from octavo.runtime.cache.block_pool import BlockPool
+from octavo.runtime.cache.eviction import POLICIES, make_policy
+from octavo.runtime.cache.prefix_cache import PrefixCache
 from octavo.runtime.request import Request
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.sampling.sampling_params import SamplingParams
 from octavo.tools import console
 from octavo.tools.bench import line_plot
 

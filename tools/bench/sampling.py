@@ -17,8 +17,8 @@ import typer
 
 from octavo.backends import kernels
 from octavo.backends.base import Float32Array
-from octavo.runtime.sampler import LogprobsRow, Sampler, SamplingRow
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.sampling.sampler import LogprobsRow, Sampler, SamplingRow
+from octavo.runtime.sampling.sampling_params import SamplingParams
 from octavo.tools import console
 from octavo.tools.bench import kernel_session
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from octavo.backends.base import Float32Array, Int32Array
 from octavo.backends.kernels.sampling import SamplingKernel
 from octavo.graphs.errors import BackendError
-from octavo.runtime.sampling_params import SamplingParams
+from octavo.runtime.sampling.sampling_params import SamplingParams
 
 
 class SamplingRow(NamedTuple):

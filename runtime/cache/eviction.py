@@ -84,7 +84,7 @@ def make_policy(name: str, num_blocks: int) -> EvictionPolicy:
     if name == "lru":
         return LeastRecentlyUsed()
     if name == "lhd":
-        from octavo.runtime.eviction_lhd import LeastHitDensity
+        from octavo.runtime.cache.eviction_lhd import LeastHitDensity
 
         return LeastHitDensity(num_blocks)
     raise RequestError(f"eviction policy is {name!r}: choose from {', '.join(POLICIES)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from octavo.runtime.reuse_statistics import (
+from octavo.runtime.cache.reuse_statistics import (
     HORIZON,
     NUM_AGES,
     NUM_CLASSES,

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from octavo.graphs.errors import RequestError
-from octavo.runtime.penalties import Penalties
+from octavo.runtime.sampling.penalties import Penalties
 
 if TYPE_CHECKING:
     from octavo.backends.base import Float32Array, Int32Array
-    from octavo.runtime.sampling_params import SamplingParams
+    from octavo.runtime.sampling.sampling_params import SamplingParams
 
 IndexArray = NDArray[np.intp]
 _Scalar = TypeVar("_Scalar", bound=np.generic)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from octavo.graphs.errors import RequestError
-from octavo.runtime import parameter_checks as checks
-from octavo.runtime.sampling_params import GREEDY_TEMPERATURE
+from octavo.runtime.sampling import parameter_checks as checks
+from octavo.runtime.sampling.sampling_params import GREEDY_TEMPERATURE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,7 +17,7 @@ from weakref import WeakSet
 import numpy as np
 
 from octavo.runtime import positions
-from octavo.runtime.block_pool import BlockPool
+from octavo.runtime.cache.block_pool import BlockPool
 from octavo.runtime.request import Request
 
 HashFunction = Callable[[bytes], bytes]
@@ -104,7 +104,7 @@ class PrefixCache:
         """
         if self._resets:
             self._fresh.add(request)
-        return self._chain(request, request.num_reusable_tokens)
+        return self._chain(request, request.first_logits_position)
 
     def register(self, request: Request) -> None:
         """Makes the request's computed full blocks findable; called after a step was committed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from octavo.runtime.metric_definitions import METRICS, Metric
+from octavo.runtime.metrics.definitions import METRICS, Metric
 
 # Metric name -> int or float; a dict over the label's values; a HistogramSnapshot. It holds only
 # numbers, None, and dicts with text keys, so that JSON and msgpack give back what they were given.

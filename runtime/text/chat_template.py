@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from octavo.graphs.errors import RequestError
-from octavo.runtime.chat_messages import as_json, prepare_messages
+from octavo.runtime.text.chat_messages import as_json, prepare_messages
 
 if TYPE_CHECKING:
     from jinja2 import Template

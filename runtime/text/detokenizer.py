@@ -19,9 +19,9 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from octavo.runtime.detokenizer_bytes import ByteLevelDecoder
-from octavo.runtime.detokenizer_pieces import piece_decoder
-from octavo.runtime.detokenizer_window import WindowDecoder
+from octavo.runtime.text.detokenizer_bytes import ByteLevelDecoder
+from octavo.runtime.text.detokenizer_pieces import piece_decoder
+from octavo.runtime.text.detokenizer_window import WindowDecoder
 
 if TYPE_CHECKING:
     import tokenizers

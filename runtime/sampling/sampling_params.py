@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.graphs.errors import RequestError
-from octavo.runtime import parameter_checks as checks
+from octavo.runtime.sampling import parameter_checks as checks
 
 if TYPE_CHECKING:
-    from octavo.runtime.logits_processors import LogitsRow
+    from octavo.runtime.sampling.logits_processors import LogitsRow
 
 # vLLM's threshold: below it dividing by the temperature only adds rounding to a greedy choice.
 GREEDY_TEMPERATURE = 1e-5

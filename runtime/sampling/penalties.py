@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from octavo.backends.base import Float32Array, Int32Array
-    from octavo.runtime.logits_processors import LogitsRow
-    from octavo.runtime.sampling_params import SamplingParams
+    from octavo.runtime.sampling.logits_processors import LogitsRow
+    from octavo.runtime.sampling.sampling_params import SamplingParams
 
 IndexArray = NDArray[np.intp]
 

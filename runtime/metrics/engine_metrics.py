@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
-from octavo.runtime import metric_definitions as definitions
-from octavo.runtime.metric_definitions import METRICS, Metric
-from octavo.runtime.metric_snapshots import Snapshot, histogram_snapshot
+from octavo.runtime.metrics import definitions
+from octavo.runtime.metrics.definitions import METRICS, Metric
+from octavo.runtime.metrics.snapshots import Snapshot, histogram_snapshot
 
 if TYPE_CHECKING:
     from octavo.runtime.request import Request

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from octavo.graphs.errors import OctavoError
-from octavo.runtime.metric_definitions import METRICS, Metric
-from octavo.runtime.metric_snapshots import Snapshot
+from octavo.runtime.metrics.definitions import METRICS, Metric
+from octavo.runtime.metrics.snapshots import Snapshot
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

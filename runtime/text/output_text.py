@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from octavo.runtime.stop_strings import ROOT, StopMatch, StopStrings
+from octavo.runtime.text.stop_strings import ROOT, StopMatch, StopStrings
 
 if TYPE_CHECKING:
-    from octavo.runtime.detokenizer import Detokenizer
+    from octavo.runtime.text.detokenizer import Detokenizer
 
 
 class OutputText:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.graphs.errors import BundleError, RequestError
-from octavo.runtime.detokenizer import Detokenizer, token_decoder
+from octavo.runtime.text.detokenizer import Detokenizer, token_decoder
 
 if TYPE_CHECKING:
     import tokenizers
@@ -123,7 +123,7 @@ class Tokenizer:
         """
         if self._chat_template is None:
             raise RequestError("the engine has no chat template: give a plain prompt")
-        from octavo.runtime import chat_template
+        from octavo.runtime.text import chat_template
 
         special_tokens: dict[str, object] = {
             "bos_token": self._token(self.bos_token_id),

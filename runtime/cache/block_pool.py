@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from octavo.runtime.eviction import DEFAULT_POLICY, EvictionPolicy, make_policy
+from octavo.runtime.cache.eviction import DEFAULT_POLICY, EvictionPolicy, make_policy
 
 
 class BlockPool:

@@ -1,0 +1,1 @@
+"""What an engine counts and measures, and how it is shown."""

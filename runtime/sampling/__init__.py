@@ -1,0 +1,1 @@
+"""From logits to tokens: parameters, edits, the choice of a token, beam search."""
