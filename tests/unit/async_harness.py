@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import tempfile
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil  # type: ignore[import-untyped]
+import pytest
 
 from octavo.backends.manifest import Limits
 from octavo.runtime import RequestOutput
@@ -72,11 +75,15 @@ def engine_pid() -> int:
 
 
 @contextmanager
-def leaves_nothing(folder: Path) -> Iterator[None]:
-    """No thread, process, file descriptor or socket; `folder` is where temporary files go."""
-    before = _left(folder)
-    yield
-    assert _left(folder) == before
+def leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No thread, process, file descriptor, socket or temporary file."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        gc.collect()
+        before = _left(Path(folder))
+        yield
+        gc.collect()
+        assert _left(Path(folder)) == before
 
 
 def _left(folder: Path) -> dict[str, object]:

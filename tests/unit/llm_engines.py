@@ -46,6 +46,22 @@ def run(engine: LLMEngine) -> list[RequestOutput]:
     return outputs
 
 
+def alone(prompt: list[int], count: int) -> list[int]:
+    """The greedy continuation of a prompt, by the null backend's arithmetic alone."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(expected_next_token(tokens, VOCAB_SIZE))
+    return tokens[len(prompt) :]
+
+
+def by_id(outputs: list[RequestOutput]) -> dict[str, list[RequestOutput]]:
+    """The outputs of each request, in their order."""
+    found: dict[str, list[RequestOutput]] = {}
+    for output in outputs:
+        found.setdefault(output.request_id, []).append(output)
+    return found
+
+
 def complete(engine: LLMEngine, prompt: Sequence[int], params: Params) -> RequestOutput:
     """The last output of one request that nothing else runs beside."""
     engine.add_request("alone", ids(prompt), params)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import shutil
@@ -53,12 +52,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        gc.collect()
-        with leaves_nothing(Path(folder)):
-            yield
-            gc.collect()
+    with leaves_nothing(monkeypatch):
+        yield
 
 
 async def until(condition: Any) -> None:

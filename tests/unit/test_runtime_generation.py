@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from octavo.backends.null import expected_next_token
 from octavo.runtime.llm_engine import LLMEngine
-from octavo.runtime.outputs import RequestOutput
 from octavo.runtime.sampling.sampling_params import RequestOutputKind
 from tests.unit.llm_engines import (
+    alone,
     assert_idle,
     complete,
     greedy,
@@ -23,7 +22,7 @@ from tests.unit.llm_engines import (
     null_logprobs,
     run,
 )
-from tests.unit.runtime_bundles import VOCAB_SIZE, write_text_engine
+from tests.unit.runtime_bundles import write_text_engine
 from tests.unit.runtime_harness import random_tokens
 
 PROMPT = random_tokens(10)
@@ -39,20 +38,6 @@ def engine(bundle: Path) -> Iterator[LLMEngine]:
     loaded = LLMEngine(bundle)
     yield loaded
     loaded.close()
-
-
-def alone(prompt: list[int], count: int) -> list[int]:
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(expected_next_token(tokens, VOCAB_SIZE))
-    return tokens[len(prompt) :]
-
-
-def by_id(outputs: list[RequestOutput]) -> dict[str, list[RequestOutput]]:
-    found: dict[str, list[RequestOutput]] = {}
-    for output in outputs:
-        found.setdefault(output.request_id, []).append(output)
-    return found
 
 
 # Several completions

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from octavo.backends.null import expected_next_token
 from octavo.graphs.errors import BackendError, QueueFullError, RequestError
 from octavo.runtime import LLM, SamplingParams
 from octavo.runtime.llm_engine import LLMEngine
-from octavo.runtime.outputs import RequestOutput
 from octavo.runtime.sampling.beam_search import BeamSearchParams
 from octavo.runtime.sampling.sampling_params import RequestOutputKind
 from tests.unit.llm_engines import (
+    alone,
+    by_id,
     complete,
     greedy,
     ids,
     letters,
     run,
 )
-from tests.unit.runtime_bundles import VOCAB_SIZE, write_text_engine
+from tests.unit.runtime_bundles import write_text_engine
 from tests.unit.runtime_harness import random_tokens
 
 PROMPT = random_tokens(10)
@@ -39,20 +39,6 @@ def engine(bundle: Path) -> Iterator[LLMEngine]:
     loaded = LLMEngine(bundle)
     yield loaded
     loaded.close()
-
-
-def alone(prompt: list[int], count: int) -> list[int]:
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(expected_next_token(tokens, VOCAB_SIZE))
-    return tokens[len(prompt) :]
-
-
-def by_id(outputs: list[RequestOutput]) -> dict[str, list[RequestOutput]]:
-    found: dict[str, list[RequestOutput]] = {}
-    for output in outputs:
-        found.setdefault(output.request_id, []).append(output)
-    return found
 
 
 class FailsAt:
