@@ -269,6 +269,7 @@ class Scheduler:
             request.table_row = self.block_tables.take_row()
             self._append_blocks(request, [entry.block_id for entry in chain])
             request.num_computed_tokens = len(chain) * self.limits.block_size
+            self._copy_part(request, plan)
             request.status = RequestStatus.RUNNING
             insort(self.running, request, key=_by_rank)
             count = budget.take_prefill(
@@ -282,6 +283,18 @@ class Scheduler:
 
     def _match(self, request: Request) -> list[PrefixEntry]:
         return [] if self.prefix_cache is None else self.prefix_cache.match(request)
+
+    def _copy_part(self, request: Request, plan: StepPlan) -> None:
+        """Begins the block after the request's prefix hit with what another one computed of it."""
+        if self.prefix_cache is None:
+            return
+        part = self.prefix_cache.match_part(request, request.prefix_chain)
+        if part is not None:
+            # It may be the very block that is copied, evicted for it: its content is still there.
+            (block_id,) = self.pool.allocate(1)
+            plan.copies.append((part.block_id, block_id))
+            self._append_blocks(request, [block_id])
+            request.num_computed_tokens += part.num_tokens
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)

@@ -3,22 +3,29 @@
 A full block's key is SHA-256 over the key of the block before it and its own tokens, so it stands
 for the whole prefix; the first key is taken over the request's salt. A key only finds a candidate:
 the tokens of the whole prefix and the salt are compared as well, so no hash collision, made on
-purpose or not, ever hands one request the cache of another.
+purpose or not, ever hands one request the cache of another. Where whole blocks end, a block that
+begins like the request's next tokens can be copied, and only the rest of it is computed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from weakref import WeakSet
 
 import numpy as np
 
+from octavo.backends.base import Int32Array
 from octavo.runtime import positions
 from octavo.runtime.cache.block_pool import BlockPool
 from octavo.runtime.request import Request
+
+# Blocks that are compared where a request leaves all cached prefixes, the newest of them.
+_MOST_COMPARED = 32
 
 HashFunction = Callable[[bytes], bytes]
 
@@ -35,6 +42,7 @@ class PrefixEntry:
     tokens: bytes  # block_size i32
     salt: bytes
     parent: PrefixEntry | None
+    parent_key: bytes
     block_id: int
     num_resets: int  # of the cache before the block was computed
 
@@ -46,6 +54,13 @@ class PrefixEntry:
             blocks.append(entry.tokens)
             entry = entry.parent
         return tuple(np.frombuffer(b"".join(reversed(blocks)), dtype=np.int32).tolist())
+
+
+class PartialHit(NamedTuple):
+    """The first `num_tokens` of this block are a request's next ones."""
+
+    block_id: int
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +104,8 @@ class PrefixCache:
         self._hash = hash_function
         self._by_key: dict[bytes, PrefixEntry] = {}
         self._by_block: dict[int, PrefixEntry] = {}
+        # By the key of the block before them, the oldest first.
+        self._followers: dict[bytes, dict[PrefixEntry, None]] = {}
         self._pins: Counter[int] = Counter()  # by block
         # Requests that took nothing computed before the last reset; only asked after a reset.
         self._fresh: WeakSet[Request] = WeakSet()
@@ -105,6 +122,29 @@ class PrefixCache:
         if self._resets:
             self._fresh.add(request)
         return self._chain(request, request.first_logits_position)
+
+    def match_part(self, request: Request, chain: Sequence[PrefixEntry]) -> PartialHit | None:
+        """The block that shares most of the tokens after `chain`, which `match` has returned.
+
+        To be copied before anything is written into it, and before blocks are next computed.
+        """
+        start = len(chain) * self._block_size
+        end = min(start + self._block_size, request.first_logits_position)
+        followers = self._followers.get(self._parent_key(request, len(chain)))
+        if end <= start or not followers:
+            return None
+        wanted = request.tokens(start, end)
+        parent = chain[-1] if chain else None
+        best, most = None, 0
+        for entry in itertools.islice(reversed(followers), _MOST_COMPARED):
+            count = _common_length(wanted, np.frombuffer(entry.tokens, np.int32))
+            if (
+                count > most
+                and entry.salt == request.cache_salt
+                and _same_prefix(entry.parent, parent)
+            ):
+                best, most = entry, count
+        return None if best is None else PartialHit(best.block_id, most)
 
     def register(self, request: Request) -> None:
         """Makes the request's computed full blocks findable; called after a step was committed."""
@@ -211,12 +251,14 @@ class PrefixCache:
             salt=request.cache_salt,
             parent=parent,
             block_id=request.block_ids[index],
+            parent_key=self._parent_key(request, index),
             num_resets=self._resets,
         )
         # A taken key here is a collision: the block is left out, its entry only links the chain.
         if entry.key not in self._by_key:
             self._by_key[entry.key] = entry
             self._by_block[entry.block_id] = entry
+            self._followers.setdefault(entry.parent_key, {})[entry] = None
             parent_id = None
             if parent is not None and self._by_block.get(parent.block_id) is parent:
                 parent_id = parent.block_id
@@ -242,14 +284,23 @@ class PrefixCache:
         self._forget(block_id)
 
     def _forget(self, block_id: int) -> None:
-        del self._by_key[self._by_block.pop(block_id).key]
+        entry = self._by_block.pop(block_id)
+        del self._by_key[entry.key]
+        followers = self._followers[entry.parent_key]
+        del followers[entry]
+        if not followers:
+            del self._followers[entry.parent_key]
 
     def _key(self, request: Request, index: int) -> bytes:
         keys = request.block_keys
         while len(keys) <= index:
-            parent_key = keys[-1] if keys else self._hash(request.cache_salt)
+            parent_key = self._parent_key(request, len(keys))
             keys.append(self._hash(parent_key + self._tokens(request, len(keys))))
         return keys[index]
+
+    def _parent_key(self, request: Request, index: int) -> bytes:
+        """The key of the block before the one at `index`, which the salt stands for at first."""
+        return self._key(request, index - 1) if index else self._hash(request.cache_salt)
 
     def _tokens(self, request: Request, index: int) -> bytes:
         start = index * self._block_size
@@ -264,3 +315,12 @@ def _same_prefix(left: PrefixEntry | None, right: PrefixEntry | None) -> bool:
             return False
         left, right = left.parent, right.parent
     return True
+
+
+def _common_length(left: Int32Array, right: Int32Array) -> int:
+    """Tokens that both begin with."""
+    length = min(len(left), len(right))
+    if length == 0 or left[0] != right[0]:
+        return 0
+    differing = np.flatnonzero(left[:length] != right[:length])
+    return int(differing[0]) if len(differing) else length

@@ -77,7 +77,7 @@ def test_p01_a_full_prefix_hit_equals_a_cold_run() -> None:
     again = harness.add(prompt, max_tokens=20)
     harness.run()
     assert cold.num_cached_tokens == 0
-    assert hit.num_cached_tokens == again.num_cached_tokens == 32
+    assert hit.num_cached_tokens == again.num_cached_tokens == 47
     expected = alone(prompt, 20)
     assert [r.output_token_ids for r in (cold, hit, again)] == [expected] * 3
 

@@ -46,16 +46,16 @@ def test_one_request_and_the_same_again(engine: LLMEngine) -> None:
     complete(engine, PROMPT, greedy(max_tokens=4))
     assert counters(engine) == {
         "prompt_tokens": 20,
-        "prompt_tokens_cached": 8,
+        "prompt_tokens_cached": 9,
         "generation_tokens": 8,
         "num_preemptions": 0,
         "length": 2,
     }
     metrics = engine.metrics()
-    assert (metrics["prefix_cache_queries"], metrics["prefix_cache_hits"]) == (20, 8)
-    # Steps of 10, 1, 1, 1 and of 2, 1, 1, 1 tokens.
-    assert sums(engine, "iteration_tokens_total") == [(8, 18)]
-    assert metrics["iteration_tokens_total"]["buckets"]["1.0"] == 6
+    assert (metrics["prefix_cache_queries"], metrics["prefix_cache_hits"]) == (20, 9)
+    # Steps of 10, 1, 1, 1 and of 1, 1, 1, 1 tokens.
+    assert sums(engine, "iteration_tokens_total") == [(8, 17)]
+    assert metrics["iteration_tokens_total"]["buckets"]["1.0"] == 7
     assert sums(engine, "request_prompt_tokens", "request_generation_tokens") == [(2, 20), (2, 8)]
     assert sums(engine, "request_params_n", "request_params_max_tokens") == [(2, 2), (2, 8)]
     assert [
