@@ -402,6 +402,7 @@ asyncio.run(main())
 
 def test_an_interrupted_program_ends_its_engine(engine: Path) -> None:
     body = """
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs begin without it
 async def main():
     async with AsyncLLM(ENGINE) as llm:
         async for output in llm.generate("ab", LONG):
