@@ -130,6 +130,7 @@ def test_the_shipped_scenarios_are_those_promised() -> None:
         "latency-1",
         "latency-8",
         "prefix-448",
+        "prefix-922",
         "host-time-1",
         "host-time-32",
         "memory",
