@@ -34,7 +34,7 @@ class _Block:
         self.parent = parent
         self.num_uses = num_uses
         # Of computing it again, in that of a prefix's first block.
-        self.cost = 1.0 if parent is None else parent.cost + _COST_OF_DEPTH
+        self.cost: float = 1.0 if parent is None else parent.cost + _COST_OF_DEPTH
         self.num_children = 0  # cached blocks that continue its prefix
         self.last_used = 0  # tick
         self.queue: Queue | None = None  # None while it is in use
@@ -44,8 +44,9 @@ class LeastHitDensity:
     """Evicts the block that promises the fewest hits for the time it would lie in the cache.
 
     What a block promises depends on how often and how long ago it was used: `ReuseStatistics`. A
-    hit saves one block's computation, but only together with all blocks before it: the end of a
-    prefix goes before its beginning, whatever they promise. Evicted blocks are remembered by their
+    hit saves the computation of the block, which costs more the deeper it lies in its prefix, but
+    only together with all blocks before it: the end of a prefix goes before its beginning, whatever
+    they promise. Evicted blocks are remembered by their
     keys for 16 times the size of the cache, so that one that comes back is known and that what
     evictions cost is learned. While LRU would have found clearly more, its choice is taken.
 
