@@ -127,11 +127,8 @@ class AsyncLLM:
         return self._prompts.tokenizer
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Prompt:
-        """The prompt for a conversation, with the options of `Tokenizer.apply_chat_template`."""
-        tokenizer = self.get_tokenizer()
-        text = tokenizer.apply_chat_template(messages, **options)
-        token_ids = tokenizer.encode(text, add_special_tokens=False)
-        return {"prompt": text, "prompt_token_ids": token_ids}
+        """See `Tokenizer.chat_prompt`."""
+        return self.get_tokenizer().chat_prompt(messages, **options)
 
     async def pin_prefix(self, prompt: Prompt) -> PinnedPrefixHandle:
         """Computes the beginning of later prompts ahead and keeps it until released.

@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 from octavo.graphs.errors import RequestError
 from octavo.runtime.engine import Engine
@@ -92,27 +92,20 @@ class LLM:
         A conversation is a list of {"role": ..., "content": ...}. RequestError if the engine has
         no chat template or the template refuses the messages.
         """
-        conversations = [messages] if _is_conversation(messages) else messages
         prompts = [
             self.chat_prompt(
-                conversation,  # type: ignore[arg-type]
+                conversation,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tools=tools,
             )
-            for conversation in conversations
+            for conversation in _conversations(messages)
         ]
         return self.generate(prompts, sampling_params, priority=priority)
 
     def chat_prompt(self, messages: Sequence[Message], **options: Any) -> Prompt:
-        """The prompt for a conversation, with the options of `apply_chat_template`.
-
-        The template writes every special token itself: the tokenizer adds none.
-        """
-        tokenizer = self.get_tokenizer()
-        text = tokenizer.apply_chat_template(messages, **options)
-        token_ids = tokenizer.encode(text, add_special_tokens=False)
-        return {"prompt": text, "prompt_token_ids": token_ids}
+        """See `Tokenizer.chat_prompt`."""
+        return self.get_tokenizer().chat_prompt(messages, **options)
 
     def stream(
         self,
@@ -258,8 +251,12 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     return prompts
 
 
-def _is_conversation(messages: Sequence[Any]) -> bool:
-    return not messages or isinstance(messages[0], Mapping)
+def _conversations(
+    messages: Sequence[Message] | Sequence[Sequence[Message]],
+) -> Sequence[Sequence[Message]]:
+    if not messages or isinstance(messages[0], Mapping):
+        return [cast("Sequence[Message]", messages)]
+    return cast("Sequence[Sequence[Message]]", messages)
 
 
 def _of_each(

@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from octavo.graphs.errors import RequestError
 from octavo.runtime.sampling import parameter_checks as checks
@@ -139,7 +139,8 @@ class SamplingParams:
     @property
     def logit_bias_items(self) -> tuple[tuple[int, float], ...]:
         """(token id, value) of `logit_bias`, none if it is not given."""
-        return self.logit_bias or ()  # type: ignore[return-value]  # pairs from construction on
+        # Whatever was given, they are pairs from construction on.
+        return cast("tuple[tuple[int, float], ...]", self.logit_bias or ())
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """RequestError for a token id or a number of log-probabilities beyond the vocabulary."""

@@ -8,7 +8,7 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 import numpy as np
 
 from octavo.graphs import errors

@@ -139,6 +139,16 @@ class Tokenizer:
             variables=special_tokens | template_variables,
         )
 
+    def chat_prompt(
+        self, messages: Sequence[Mapping[str, Any]], **options: Any
+    ) -> dict[str, object]:
+        """The prompt for a conversation, with the options of `apply_chat_template`.
+
+        The template writes every special token itself: the tokenizer adds none.
+        """
+        text = self.apply_chat_template(messages, **options)
+        return {"prompt": text, "prompt_token_ids": self.encode(text, add_special_tokens=False)}
+
     def _token(self, token_id: int | None) -> str:
         token = None if token_id is None else self._backend.id_to_token(token_id)
         return token or ""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 
 from octavo.backends.manifest import Limits

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 
 from octavo.backends.manifest import Limits
