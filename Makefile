@@ -5,6 +5,7 @@ VENV ?= .venv
 PYTHON ?= python3
 MODEL ?= smollm2-135m-instruct
 PROMPT ?= What is the capital of France?
+WORKERS ?= 2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -27,8 +28,9 @@ demo: $(INSTALLED)  ## build SmolLM2-135M-Instruct and ask it a question
 	@$(BIN)/octavo generate $(ENGINE) --chat --stream --max-tokens 64 --prompt "$(PROMPT)"
 
 # Tiny models on several threads spend their time waiting for one another.
-test: $(INSTALLED)  ## run the tests (ARGS="-k name" passes options to pytest)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+# Each worker builds the real model for itself, so more than a few do not pay.
+test: $(INSTALLED)  ## run the tests, WORKERS at once (ARGS="-k name" passes options to pytest)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 format: $(INSTALLED)  ## format the code and fix what lint can fix
 	$(BIN)/ruff format .
