@@ -30,14 +30,15 @@ class StepInputs:
     query_start_loc: Int32Array  # [B+1]
     prefix_offsets: Int32Array  # [B]
     logits_indices: Int32Array  # [L]
+    features: Float32Array | None = None  # [T, F], for drafters that read hidden states
 
 
 @dataclass(frozen=True)
 class StepOutputs:
-    """`logits` may be a view that the next `run` overwrites: copy what must outlive the step."""
+    """Both may be views that the next `run` overwrites: copy what must outlive the step."""
 
     logits: Float32Array  # [L, V]
-    hidden_states: Float32Array | None = None  # [L, hidden]
+    hidden_states: Float32Array | None = None  # [L, F] or [T, F], as the spec says
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,13 @@ from octavo.graphs.spec import (
     ModelSpec,
     PassRecord,
     Quantization,
+    SpeculativeMethod,
 )
 
 FORMAT_VERSION = 1
 CHUNK_BYTES = 64 << 20
+DEFAULT_MAX_DRAFT_TOKENS = 16
+MOST_DRAFT_TOKENS = 32
 
 KvLayout = Literal["reference", "k_transposed"]
 
@@ -80,6 +83,19 @@ class Target(Frozen):
     compute_capabilities: tuple[str, ...] = ()
 
 
+class DrafterRecord(Frozen):
+    """A drafter of an engine; a compiled one is a bundle of its own in the folder `path`.
+
+    `prompt_lookup_min` and `prompt_lookup_max` bound the n-grams of the method "ngram".
+    """
+
+    method: SpeculativeMethod
+    num_speculative_tokens: int = Field(ge=1)
+    path: str | None = None
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+
+
 class Manifest(Frozen):
     format_version: int = FORMAT_VERSION
     backend: str
@@ -92,6 +108,10 @@ class Manifest(Frozen):
     inputs: tuple[BindingRecord, ...]
     outputs: tuple[BindingRecord, ...]
     profiles: tuple[Profile, ...]
+    max_draft_tokens: int = Field(
+        default=DEFAULT_MAX_DRAFT_TOKENS, ge=1, description="of one sequence in a verify step"
+    )
+    drafters: tuple[DrafterRecord, ...] = ()
     passes: tuple[PassRecord, ...] = ()
     target: Target
     versions: dict[str, str] = Field(description="version of every library that built the engine")

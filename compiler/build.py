@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from octavo.backends import registry
-from octavo.backends.base import Backend, BuildOptions, BuiltFiles, Report
-from octavo.backends.manifest import BindingRecord, Manifest
+from octavo.backends.base import BuildOptions
+from octavo.backends.manifest import DrafterRecord, Manifest
 from octavo.compiler import build_cache, memory
 from octavo.compiler.checkpoints import Checkpoint, open_checkpoint
-from octavo.compiler.config import BuildConfig
+from octavo.compiler.config import BuildConfig, SpeculativeConfig
+from octavo.compiler.drafters import DrafterCheckpoint, TargetFacts, open_drafter
 from octavo.compiler.profiles import make_profiles
 from octavo.compiler.publish import (
     OutputBusyError,
@@ -25,20 +25,18 @@ from octavo.compiler.publish import (
     staging_folder,
 )
 from octavo.compiler.stages import StageObserver, StageRecord, Stages
-from octavo.graphs import bindings
-from octavo.graphs.errors import BuildError, UnsupportedModelError
+from octavo.graphs.errors import BuildError
 from octavo.graphs.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from octavo.compiler.drafters import TargetWeights
+    from octavo.compiler.hidden_states import CaptureHidden
     from octavo.compiler.quantization.gguf_blocks import GgufBlocks
     from octavo.graphs.program import CapturedProgram
 
-_VERSIONED = ("octavo", "torch", "transformers")
-# Nodes named in an error: enough to see the pattern.
-_NODES_SHOWN = 3
 _BUSY_WAIT_SECONDS = 0.5
 
 
@@ -61,18 +59,18 @@ def build_engine(config: BuildConfig, observer: StageObserver | None = None) -> 
     require_replaceable(output)
     backend = registry.get(config.backend)
     backend.require(config.weights_dtype, config.cache_dtype, config.block_size)
-    checkpoint, key = _opened(config, stages)
+    opened = _opened(config, stages)
     if config.use_cache:
         with stages.stage("cache") as stage:
-            manifest = build_cache.materialise(key, output)
+            manifest = build_cache.materialise(opened.key, output)
             stage.size = _size(manifest) if manifest else None
         if manifest is not None:
             return BuildResult(output, manifest, stages.records, from_cache=True)
-    manifest = _build(config, checkpoint, output, stages)
+    manifest = _build(config, opened, output, stages)
     if config.use_cache:
         # The engine is built: a full cache disk is no reason to fail.
         with stages.stage("store in cache"), contextlib.suppress(BuildError):
-            build_cache.store(key, output)
+            build_cache.store(opened.key, output)
     return BuildResult(output, manifest, stages.records, from_cache=False)
 
 
@@ -83,54 +81,154 @@ def cached_engine(model: str, observer: StageObserver | None = None) -> Path:
     """
     stages = Stages(observer)
     config = BuildConfig(model=model, output=build_cache.cache_root())
-    checkpoint, key = _opened(config, stages)
-    while (entry := build_cache.lookup(key)) is None:
+    opened = _opened(config, stages)
+    place = build_cache.cache_root() / opened.key
+    while (entry := build_cache.lookup(opened.key)) is None:
         try:
-            _build(config, checkpoint, build_cache.cache_root() / key, stages)
-            build_cache.evict(build_cache.max_bytes(), keep=build_cache.cache_root() / key)
+            _build(config, opened, place, stages)
+            build_cache.evict(build_cache.max_bytes(), keep=place)
         except OutputBusyError:
             time.sleep(_BUSY_WAIT_SECONDS)
     return entry
 
 
-def _opened(config: BuildConfig, stages: Stages) -> tuple[Checkpoint, str]:
-    """The checkpoint and the key of its engine, without importing torch or transformers."""
+@dataclass(frozen=True)
+class _Drafter:
+    config: SpeculativeConfig
+    checkpoint: DrafterCheckpoint
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """Checked files, and the key of the engine that they make."""
+
+    checkpoint: Checkpoint
+    drafters: tuple[_Drafter, ...]  # those that are compiled
+    key: str
+
+
+def _opened(config: BuildConfig, stages: Stages) -> _Opened:
+    """Without importing torch, or transformers unless a drafter is to be compared with its target.
+
+    Limits and profiles follow from the checkpoints, the options and our own source.
+    """
     with stages.stage("checkpoint"):
         checkpoint = open_checkpoint(config.model, trust_remote_code=config.trust_remote_code)
-        # Limits and profiles follow from the checkpoint, these options and our own source.
+        drafters = _open_drafters(config, checkpoint)
         options = config.model_dump(mode="json", exclude={"model", "output", "use_cache"})
-        key = build_cache.cache_key({"checkpoint": checkpoint.content_digest(), **options})
-    return checkpoint, key
+        for drafter in options["speculative"]:
+            del drafter["model"]  # its content counts, not where it lies
+        contents = [one.checkpoint.content_digest() for one in drafters]
+        parts = {"checkpoint": checkpoint.content_digest(), "drafters": contents, **options}
+        return _Opened(checkpoint, drafters, build_cache.cache_key(parts))
 
 
-def _build(config: BuildConfig, checkpoint: Checkpoint, output: Path, stages: Stages) -> Manifest:
+def _open_drafters(config: BuildConfig, checkpoint: Checkpoint) -> tuple[_Drafter, ...]:
+    most = config.max_num_batched_tokens - 1
+    for drafter in config.speculative:
+        if drafter.num_speculative_tokens > most:
+            raise BuildError(
+                f"num_speculative_tokens={drafter.num_speculative_tokens} and the token before "
+                f"them do not fit into a step of max_num_batched_tokens "
+                f"{config.max_num_batched_tokens}: choose at most {most}"
+            )
+    compiled = [drafter for drafter in config.speculative if drafter.method != "ngram"]
+    if not compiled:
+        return ()
+    text = checkpoint.config.get_text_config()
+    facts = TargetFacts(
+        checkpoint=checkpoint,
+        hidden_size=int(text.hidden_size),
+        vocab_size=int(text.vocab_size),
+        num_layers=int(text.num_hidden_layers),
+        model_type=str(checkpoint.config.model_type),
+    )
+    return tuple(_Drafter(drafter, open_drafter(drafter, facts)) for drafter in compiled)
+
+
+def _wanted_hidden(drafters: tuple[_Drafter, ...]) -> CaptureHidden | None:
+    """What the drafters read of their target; BuildError if they cannot share one output."""
+    wanted = [(one, hidden) for one in drafters if (hidden := one.checkpoint.hidden()) is not None]
+    for one, hidden in wanted[1:]:
+        if hidden != wanted[0][1]:
+            raise BuildError(
+                f"the drafters {wanted[0][0].config.method} and {one.config.method} read different "
+                "hidden states of the model, and an engine returns one kind: build with one of them"
+            )
+    return wanted[0][1] if wanted else None
+
+
+def _build(config: BuildConfig, opened: _Opened, output: Path, stages: Stages) -> Manifest:
+    checkpoint = opened.checkpoint
     backend = registry.get(config.backend)
     with staging_folder(output) as staging:
         with stages.stage("config"):
             import torch  # takes seconds, as does transformers for the config
 
             from octavo.compiler.capture import max_positions
+            from octavo.compiler.graph_build import compile_graph, graph_manifest
 
             positions = max_positions(checkpoint.config, config.max_model_len)
             limits = config.limits(positions)
-            name = config.weights_dtype
             options = BuildOptions(
-                limits, make_profiles(limits), name, config.cache_dtype, config.quantization
+                limits,
+                make_profiles(limits, config.max_draft_tokens),
+                config.weights_dtype,
+                config.cache_dtype,
+                config.quantization,
             )
-            dtype: torch.dtype = getattr(torch, name)
+            dtype: torch.dtype = getattr(torch, config.weights_dtype)
         with _weights_in_files(options, staging):
-            program = _captured(checkpoint, options, dtype, output, stages)
-            program = _compiled(program, checkpoint, backend, options, dtype, stages)
-        _require_supported(program.spec, backend.name, backend.supports(program))
+            program, weights = _captured(opened, options, dtype, output, stages)
+            blocks = _blocks(checkpoint, options)
+            program = compile_graph(program, backend, options, stages, blocks)
+            drafters = _drafters(config, opened, program.spec, weights, options, staging, stages)
         with stages.stage(backend.name) as stage:
             built = backend.build(program, options, staging)
             stage.size = sum((staging / file).stat().st_size for file in built.files)
         with stages.stage("tokenizer"):
             checkpoint.write_tokenizer(staging)
         with stages.stage("publish") as stage:
-            manifest = publish(staging, output, _manifest(program, backend, options, built))
+            manifest = graph_manifest(program, backend, options, built).model_copy(
+                update={"max_draft_tokens": config.max_draft_tokens, "drafters": drafters}
+            )
+            manifest = publish(staging, output, manifest)
             stage.size = _size(manifest)
     return manifest
+
+
+def _drafters(
+    config: BuildConfig,
+    opened: _Opened,
+    target: ModelSpec,
+    weights: TargetWeights | None,
+    options: BuildOptions,
+    staging: Path,
+    stages: Stages,
+) -> tuple[DrafterRecord, ...]:
+    """Builds those that are compiled into `staging`; records of all, in the user's order."""
+    paths: dict[str, str] = {}
+    if weights is not None:
+        from octavo.compiler.drafters.build import build_drafter
+
+        backend = registry.get(config.backend)
+        for one in opened.drafters:
+            with stages.stage(one.config.method) as stage:
+                drafter = build_drafter(
+                    one.checkpoint, one.config, target, weights, backend, options, staging
+                )
+                stage.size = drafter.size_bytes
+            paths[one.config.method] = drafter.path
+    return tuple(
+        DrafterRecord(
+            method=drafter.method,
+            num_speculative_tokens=drafter.num_speculative_tokens,
+            path=paths.get(drafter.method),
+            prompt_lookup_min=drafter.prompt_lookup_min,
+            prompt_lookup_max=drafter.prompt_lookup_max,
+        )
+        for drafter in config.speculative
+    )
 
 
 def _weights_in_files(options: BuildOptions, staging: Path) -> AbstractContextManager[None]:
@@ -141,47 +239,28 @@ def _weights_in_files(options: BuildOptions, staging: Path) -> AbstractContextMa
 
 
 def _captured(
-    checkpoint: Checkpoint,
-    options: BuildOptions,
-    dtype: torch.dtype,
-    output: Path,
-    stages: Stages,
-) -> CapturedProgram:
-    """Only the program survives: the model itself would keep weights that passes let go."""
+    opened: _Opened, options: BuildOptions, dtype: torch.dtype, output: Path, stages: Stages
+) -> tuple[CapturedProgram, TargetWeights | None]:
+    """Only the program survives, and what drafters share: the model itself would keep weights that
+    passes let go."""
     from octavo.compiler.capture import capture
+    from octavo.compiler.drafters import TargetWeights
 
     with stages.stage("weights") as stage:
-        model = checkpoint.load_model(dtype)
+        model = opened.checkpoint.load_model(dtype)
         stage.size = _weight_bytes(model)
         check_free_space(output, stage.size)
+    weights = None
+    if opened.drafters:
+        whole = cast(Any, model)
+        weights = TargetWeights(
+            embedding=whole.get_input_embeddings().weight.detach(),
+            head=whole.get_output_embeddings().weight.detach(),
+        )
     with stages.stage("capture"):
-        return capture(model, checkpoint.token_facts(), options.limits, dtype)
-
-
-def _compiled(
-    program: CapturedProgram,
-    checkpoint: Checkpoint,
-    backend: Backend,
-    options: BuildOptions,
-    dtype: torch.dtype,
-    stages: Stages,
-) -> CapturedProgram:
-    from octavo.compiler.passes import PassOptions, run_passes, run_quantization
-
-    wanted = PassOptions(backend.operators, options.quantization, options.kv_cache_dtype)
-    with stages.stage("passes"):
-        program = run_passes(program, wanted)
-        memory.release()
-    with stages.stage("proof"):
-        # Of floats: what is rounded to integers turns the last bit of a sum into a visible step.
-        _prove(program, dtype)
-        memory.release()
-    if options.quantization == "none" and options.kv_cache_dtype == options.dtype:
-        return program
-    with stages.stage("quantize"):
-        program = run_quantization(program, wanted, _blocks(checkpoint, options))
-        memory.release()
-    return program
+        hidden = _wanted_hidden(opened.drafters)
+        facts = opened.checkpoint.token_facts()
+        return capture(model, facts, options.limits, dtype, hidden), weights
 
 
 def _blocks(checkpoint: Checkpoint, options: BuildOptions) -> GgufBlocks | None:
@@ -191,59 +270,6 @@ def _blocks(checkpoint: Checkpoint, options: BuildOptions) -> GgufBlocks | None:
     from octavo.compiler.quantization.gguf_blocks import GgufBlocks
 
     return GgufBlocks(tensors)
-
-
-def _prove(program: CapturedProgram, dtype: torch.dtype) -> None:
-    from octavo.compiler.isolation import graph_tracer, prove_isolation
-
-    prove_isolation(graph_tracer(program.exported), program.spec, program.block_size, dtype)
-
-
-def _require_supported(spec: ModelSpec, backend: str, report: Report) -> None:
-    if report.ok:
-        return
-    nodes = report.unsupported
-    shown = "; ".join(f"{n.node} ({n.op}): {n.reason}" for n in nodes[:_NODES_SHOWN])
-    more = f" and {len(nodes) - _NODES_SHOWN} more" if len(nodes) > _NODES_SHOWN else ""
-    raise UnsupportedModelError(
-        f"{spec.architecture} has {len(nodes)} nodes that the {backend} backend cannot run, "
-        f"{shown}{more}: choose another backend"
-    )
-
-
-def _manifest(
-    program: CapturedProgram,
-    backend: Backend,
-    options: BuildOptions,
-    built: BuiltFiles,
-) -> Manifest:
-    spec, block_size = program.spec, options.limits.block_size
-    caches = [_record(b) for b in spec.kv_cache_bindings(block_size, options.kv_cache_dtype)]
-    changed = [
-        cache.model_copy(update={"name": bindings.cache_output_name(cache.name)})
-        for cache in caches
-    ]
-    versions = {name: importlib.metadata.version(name) for name in _VERSIONED}
-    return Manifest(
-        backend=backend.name,
-        spec=spec,
-        limits=options.limits,
-        dtype=options.dtype,
-        kv_cache_dtype=options.kv_cache_dtype,
-        kv_layout=built.kv_layout,
-        quantization=options.quantization,
-        inputs=(*map(_record, bindings.STEP_INPUTS), *caches),
-        outputs=(_record(bindings.logits(spec.vocab_size)), *changed),
-        profiles=options.profiles,
-        passes=program.records,
-        target=built.target,
-        versions={**versions, **built.versions},
-        backend_data=dict(built.backend_data),
-    )
-
-
-def _record(binding: bindings.Binding) -> BindingRecord:
-    return BindingRecord(name=binding.name, dtype=binding.dtype, shape=binding.shape)
 
 
 def _weight_bytes(model: PreTrainedModel) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import warnings
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -17,8 +17,30 @@ from octavo.backends.manifest import Limits
 from octavo.compiler import rope
 from octavo.compiler.attention_interface import IMPLEMENTATION, StepContext, active
 from octavo.compiler.checkpoints import TokenFacts
-from octavo.compiler.isolation import module_tracer, one_thread, prove_isolation
-from octavo.graphs.bindings import STEP_INPUTS
+from octavo.compiler.hidden_states import CaptureHidden, HiddenStatesTap
+from octavo.compiler.isolation import (
+    PROBE_TOKENS,
+    module_tracer,
+    one_thread,
+    prove_isolation,
+)
+from octavo.graphs.bindings import (
+    BLOCK_TABLES,
+    BLOCKS_PER_SEQUENCE,
+    CACHE_BLOCKS,
+    LOGITS_INDICES,
+    LOGITS_ROWS,
+    POSITIONS,
+    PREFIX_OFFSETS,
+    QUERY_START_LOC,
+    SEQUENCES,
+    SEQUENCES_PLUS_ONE,
+    SLOT_MAPPING,
+    STEP_INPUTS,
+    TOKEN_IDS,
+    TOKENS,
+    Binding,
+)
 from octavo.graphs.errors import OctavoError, UnsupportedModelError
 from octavo.graphs.program import CapturedProgram
 from octavo.graphs.spec import AttentionSpec, ModelSpec, PassRecord
@@ -26,14 +48,18 @@ from octavo.graphs.spec import AttentionSpec, ModelSpec, PassRecord
 # Symbolic sizes need examples of at least two: torch.export specialises on zero and one.
 _EXAMPLE_LENGTHS = (4, 3)
 _EXAMPLE_BLOCKS = 5
+EXPERTS_IMPLEMENTATION = "batched_mm"
 
 
 class PagedDecoder(nn.Module):
     """A causal LM as the graph contract wants it: flattened tokens, paged caches, chosen rows."""
 
-    def __init__(self, model: PreTrainedModel, context: StepContext) -> None:
+    def __init__(
+        self, model: PreTrainedModel, context: StepContext, hidden: CaptureHidden | None = None
+    ) -> None:
         super().__init__()
         self.model = model
+        self.tap = None if hidden is None else HiddenStatesTap(model, hidden)
         self.register_buffer("no_operand", torch.zeros(0), persistent=False)
         self._context = context
         parameters = inspect.signature(model.forward).parameters
@@ -50,8 +76,9 @@ class PagedDecoder(nn.Module):
         prefix_offsets: Tensor,  # i32 [B]
         logits_indices: Tensor,  # i32 [L]
         kv_caches: list[Tensor],  # each [N, 2, Hkv, block_size, row]
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Returns logits f32 [L, V] and the caches with this step's keys and values."""
+    ) -> tuple[Any, ...]:
+        """Returns logits f32 [L, V], the hidden states f32 [L, F] or [T, F] if they are wanted,
+        and the caches with this step's keys and values."""
         steps = (slot_mapping, block_tables, query_start_loc, prefix_offsets)
         self._context.begin(steps, kv_caches, cast(Tensor, self.no_operand))
         rows = logits_indices.long()
@@ -60,49 +87,53 @@ class PagedDecoder(nn.Module):
             arguments["position_ids"] = positions.long()[None]
         if self._chooses_rows:
             arguments["logits_to_keep"] = rows
-        logits = self.model(input_ids=token_ids.long()[None], **arguments).logits[0]
+        with contextlib.nullcontext() if self.tap is None else self.tap.listening():
+            logits = self.model(input_ids=token_ids.long()[None], **arguments).logits[0]
         if not self._chooses_rows:
             logits = logits[rows]
-        return logits.float(), self._context.new_caches
+        outputs: tuple[Any, ...] = (logits.float(), self._context.new_caches)
+        if self.tap is not None:
+            hidden = self.tap.read(None if self._chooses_rows else rows)
+            outputs = (outputs[0], hidden, outputs[1])
+        return outputs
 
 
-@dataclass(frozen=True)
-class ExampleStep:
-    """Inputs of a valid step of two sequences, for tracing only."""
-
-    indices: tuple[Tensor, ...]  # in the order of STEP_INPUTS
-    caches: list[Tensor]
-
-
-def _example_step(
-    layers: tuple[AttentionSpec, ...], block_size: int, dtype: torch.dtype
-) -> ExampleStep:
+def _example_inputs(inputs: tuple[Binding, ...], block_size: int) -> tuple[Any, ...]:
+    """A valid step of two sequences, for tracing only."""
     first, second = _EXAMPLE_LENGTHS
     total = first + second
     positions = torch.cat([torch.arange(first), torch.arange(second)])
     starts = torch.tensor([0, first, total])
     block = torch.tensor([1] * first + [2] * second)
-    blocks_per_sequence = 2
-    tables = torch.tensor([[1, 3], [2, 4]])[:, :blocks_per_sequence]
-    indices = (
-        torch.arange(total) % 2,
-        positions,
-        block * block_size + positions % block_size,
-        tables,
-        starts,
-        torch.zeros(2),
-        starts[1:] - 1,
+    values = {
+        TOKEN_IDS: torch.arange(total) % 2,
+        POSITIONS: positions,
+        SLOT_MAPPING: block * block_size + positions % block_size,
+        BLOCK_TABLES: torch.tensor([[1, 3], [2, 4]]),
+        QUERY_START_LOC: starts,
+        PREFIX_OFFSETS: torch.zeros(2),
+        LOGITS_INDICES: starts[1:] - 1,
+    }
+    return tuple(
+        values[binding].to(torch.int32)
+        if binding in values
+        else torch.zeros(total, int(binding.shape[1]))  # features
+        for binding in inputs
     )
-    caches = [
+
+
+def _example_caches(
+    layers: tuple[AttentionSpec, ...], block_size: int, dtype: torch.dtype
+) -> list[Tensor]:
+    return [
         torch.zeros(
             _EXAMPLE_BLOCKS, 2, layer.num_kv_heads, block_size, layer.cache_row_size, dtype=dtype
         )
         for layer in layers
     ]
-    return ExampleStep(tuple(x.to(torch.int32) for x in indices), caches)
 
 
-def _observe(decoder: PagedDecoder, context: StepContext) -> tuple[AttentionSpec, ...]:
+def observe(decoder: Any, context: StepContext, name: str) -> tuple[AttentionSpec, ...]:
     """One eager run of a single sequence tells every layer's attention and mask."""
     length = 6
     positions = torch.arange(length, dtype=torch.int32)
@@ -113,7 +144,6 @@ def _observe(decoder: PagedDecoder, context: StepContext) -> tuple[AttentionSpec
     finally:
         context.observing = False
     if not context.layers:
-        name = type(decoder.model).__name__
         raise UnsupportedModelError(
             f"{name} attends with code of its own instead of transformers' attention interface, "
             "so its keys and values cannot be paged: choose a model that uses the interface"
@@ -132,64 +162,91 @@ def _prepare(model: PreTrainedModel, max_model_len: int) -> tuple[str, ...]:
         ) from None
     if model._can_set_experts_implementation():
         # The other implementations loop over the experts that a batch happens to choose.
-        model.set_experts_implementation("batched_mm")
+        model.set_experts_implementation(EXPERTS_IMPLEMENTATION)
     return rope.freeze(model, max_model_len)
 
 
-def _dynamic_shapes(limits: Limits, layers: int) -> tuple[Any, ...]:
-    tokens = Dim("T", min=1, max=max(2, limits.max_num_batched_tokens))
-    sequences = Dim("B", min=1, max=max(2, limits.max_num_seqs))
-    width = Dim("M", min=1, max=max(2, limits.max_blocks_per_seq))
-    rows = Dim("L", min=0, max=max(2, limits.max_num_batched_tokens))
-    blocks = Dim("N", min=1)
-    return (
-        {0: tokens},
-        {0: tokens},
-        {0: tokens},
-        {0: sequences, 1: width},
-        {0: sequences + 1},
-        {0: sequences},
-        {0: rows},
-        [{0: blocks}] * layers,
+def _dynamic_shapes(limits: Limits, inputs: tuple[Binding, ...], layers: int) -> tuple[Any, ...]:
+    """One for each input, then those of the caches if there are any."""
+    # The proof runs steps of its own, however small the engine's are.
+    most_tokens = max(PROBE_TOKENS, limits.max_num_batched_tokens)
+    width = max(PROBE_TOKENS, limits.max_blocks_per_seq)
+    sequences = Dim(SEQUENCES, min=1, max=max(2, limits.max_num_seqs))
+    dims: dict[str, Any] = {
+        TOKENS: Dim(TOKENS, min=1, max=most_tokens),
+        SEQUENCES: sequences,
+        SEQUENCES_PLUS_ONE: sequences + 1,
+        BLOCKS_PER_SEQUENCE: Dim(BLOCKS_PER_SEQUENCE, min=1, max=width),
+        LOGITS_ROWS: Dim(LOGITS_ROWS, min=0, max=most_tokens),
+    }
+    shapes: tuple[Any, ...] = tuple(
+        {axis: dims[size] for axis, size in enumerate(binding.shape) if isinstance(size, str)}
+        for binding in inputs
     )
+    blocks = Dim(CACHE_BLOCKS, min=1)
+    return (*shapes, [{0: blocks}] * layers) if layers else shapes
 
 
 @one_thread()
 def capture(
-    model: PreTrainedModel, facts: TokenFacts, limits: Limits, dtype: torch.dtype
+    model: PreTrainedModel,
+    facts: TokenFacts,
+    limits: Limits,
+    dtype: torch.dtype,
+    hidden: CaptureHidden | None = None,
 ) -> CapturedProgram:
     """Captures `model` (eval mode, on the CPU) as a paged decoder of `limits`' shapes.
 
-    The model's attention is left set to Octavo's. Raises UnsupportedModelError when the model's
-    attention, masks or control flow cannot be expressed.
+    With `hidden` it also returns hidden states. The model's attention is left set to Octavo's.
+    Raises UnsupportedModelError when the model's attention, masks or control flow cannot be
+    expressed.
     """
     notes = _prepare(model, limits.max_model_len)
     context = StepContext(limits.max_model_len)
-    decoder = PagedDecoder(model, context).eval()
+    decoder = PagedDecoder(model, context, hidden).eval()
+    name = type(model).__name__
     with torch.no_grad(), active(context):
-        layers = _traced(lambda: _observe(decoder, context), model)
+        layers = traced(lambda: observe(decoder, context, name), name)
         spec = _spec(model, facts, layers, limits)
-        example = _example_step(layers, limits.block_size, dtype)
+        if hidden is not None:
+            states = hidden.spec(spec.hidden_size)
+            spec = spec.model_copy(update={"hidden_states": states})
         try:
-            exported = _traced(
-                lambda: torch.export.export(
-                    decoder,
-                    (*example.indices, example.caches),
-                    dynamic_shapes=_dynamic_shapes(limits, len(layers)),
-                    strict=False,
-                ),
-                model,
-            )
+            exported = export(decoder, spec, limits, STEP_INPUTS, dtype, name)
         except UnsupportedModelError:
             # Code that scans over tokens rarely exports: then the module that does is the reason.
             prove_isolation(module_tracer(decoder), spec, limits.block_size, dtype)
             raise
-    _reject_static_shapes(exported)
     records = (PassRecord(name="freeze_rotary", matches=len(notes), notes=notes),) if notes else ()
     return CapturedProgram(exported, spec, limits.block_size, records)
 
 
-def _traced(run: Any, model: PreTrainedModel) -> Any:
+def export(
+    module: nn.Module,
+    spec: ModelSpec,
+    limits: Limits,
+    inputs: tuple[Binding, ...],
+    dtype: torch.dtype,
+    name: str,
+) -> torch.export.ExportedProgram:
+    """Exports a module that takes `inputs`, and caches where `spec` has layers; `name` is shown."""
+    arguments = _example_inputs(inputs, limits.block_size)
+    if spec.layers:
+        arguments = (*arguments, _example_caches(spec.layers, limits.block_size, dtype))
+    exported: torch.export.ExportedProgram = traced(
+        lambda: torch.export.export(
+            module,
+            arguments,
+            dynamic_shapes=_dynamic_shapes(limits, inputs, len(spec.layers)),
+            strict=False,
+        ),
+        name,
+    )
+    _reject_static_shapes(exported, inputs)
+    return exported
+
+
+def traced(run: Any, name: str) -> Any:
     """Runs third-party code: its warnings are not the user's, its errors name the model."""
     logger = logging.getLogger("torch.export")
     level = logger.level
@@ -203,23 +260,25 @@ def _traced(run: Any, model: PreTrainedModel) -> Any:
     except Exception as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise UnsupportedModelError(
-            f"{type(model).__name__} cannot be captured as a graph ({type(error).__name__}: "
+            f"{name} cannot be captured as a graph ({type(error).__name__}: "
             f"{first_line}): choose another model, or report this one"
         ) from error
     finally:
         logger.setLevel(level)
 
 
-def _reject_static_shapes(exported: torch.export.ExportedProgram) -> None:
+def _reject_static_shapes(
+    exported: torch.export.ExportedProgram, inputs: tuple[Binding, ...]
+) -> None:
     """A dimension that tracing fixed to its example's size would serve one shape only."""
     placeholders = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     names = exported.graph_signature.user_inputs
-    for binding, name in zip(STEP_INPUTS, names, strict=False):
+    for binding, name in zip(inputs, names, strict=False):
         shape = placeholders[str(name)].meta["val"].shape
-        for axis, size in enumerate(shape):
-            if isinstance(size, int):
+        for size, declared in zip(shape, binding.shape, strict=True):
+            if isinstance(size, int) and isinstance(declared, str):
                 raise UnsupportedModelError(
-                    f"capture fixed {binding.name}'s dimension {binding.shape[axis]} to {size}, so "
+                    f"capture fixed {binding.name}'s dimension {declared} to {size}, so "
                     "the model's code depends on a step's shape: choose another model"
                 )
 

@@ -7,13 +7,51 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from octavo.backends.manifest import Limits
+from octavo.backends.manifest import DEFAULT_MAX_DRAFT_TOKENS, MOST_DRAFT_TOKENS, Limits
 from octavo.graphs.errors import BuildError
-from octavo.graphs.spec import CacheDType, FloatDType, Frozen, Quantization
+from octavo.graphs.spec import (
+    CacheDType,
+    FloatDType,
+    Frozen,
+    Quantization,
+    SpeculativeMethod,
+)
 
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 1024
 DEFAULT_BLOCK_SIZE = 16
+
+
+class SpeculativeConfig(Frozen):
+    """One drafter of `--speculative`, with vLLM's names.
+
+    model   its checkpoint; none for "ngram", which needs none, and for "mtp", whose layers are in
+            the model's own checkpoint
+    """
+
+    method: SpeculativeMethod
+    model: str | None = None
+    num_speculative_tokens: int = Field(default=4, ge=1, le=MOST_DRAFT_TOKENS)
+    prompt_lookup_min: int | None = Field(default=None, ge=1, description="ngram: 2")
+    prompt_lookup_max: int | None = Field(default=None, ge=1, description="ngram: 5")
+    quantization: Quantization | None = Field(default=None, description="None: the model's own")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SpeculativeConfig:
+        needs_model = self.method not in ("ngram", "mtp")
+        if needs_model and self.model is None:
+            raise BuildError(f"--speculative method={self.method} needs model=CHECKPOINT")
+        if not needs_model and self.model is not None:
+            raise BuildError(
+                f"--speculative method={self.method} has no checkpoint of its own: "
+                f"leave model={self.model} out"
+            )
+        if self.method != "ngram" and (self.prompt_lookup_min or self.prompt_lookup_max):
+            raise BuildError(
+                "prompt_lookup_min and prompt_lookup_max are options of method=ngram, "
+                f"not of method={self.method}: leave them out"
+            )
+        return self
 
 
 class BuildConfig(Frozen):
@@ -29,6 +67,7 @@ class BuildConfig(Frozen):
     max_num_seqs: int = Field(default=DEFAULT_MAX_NUM_SEQS, ge=1)
     max_num_batched_tokens: int = Field(default=DEFAULT_MAX_NUM_BATCHED_TOKENS, ge=1)
     block_size: int = Field(default=DEFAULT_BLOCK_SIZE, ge=1, le=256)
+    speculative: tuple[SpeculativeConfig, ...] = ()
     use_cache: bool = True
     trust_remote_code: bool = False
 
@@ -44,6 +83,20 @@ class BuildConfig(Frozen):
                     "leave --dtype out"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _each_method_once(self) -> BuildConfig:
+        methods = [drafter.method for drafter in self.speculative]
+        for method in methods:
+            if methods.count(method) > 1:
+                raise BuildError(f"--speculative names method={method} twice: name each one once")
+        return self
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """Of one sequence in a step of the profile verify."""
+        counts = [drafter.num_speculative_tokens for drafter in self.speculative]
+        return max([DEFAULT_MAX_DRAFT_TOKENS, *counts])
 
     @property
     def weights_dtype(self) -> FloatDType:

@@ -23,12 +23,14 @@ from octavo.graphs.spec import ModelSpec
 # Lengths and sums that are unlikely dimensions of a model: a token axis is found by its size.
 _LENGTHS = (11, 18)
 _FIRST_CHUNK = 7
+PROBE_TOKENS = sum(_LENGTHS)  # of the longest step of a proof
 # Eager kernels block their sums by the batch's size, which moves values by 1e-6 of their scale.
 _RELATIVE_TOLERANCE = 2e-4
 
 # A name to show -> what went into that module or node and what came out, in order of completion.
 Trace = dict[str, tuple[Any, Any]]
-Tracer = Callable[[tuple[Any, ...]], tuple[Trace, tuple[Tensor, list[Tensor]]]]
+# Of the logits, hidden states if there are any, and the changed caches.
+Tracer = Callable[[tuple[Any, ...]], tuple[Trace, tuple[Any, ...]]]
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ def one_thread() -> Iterator[None]:
 def prove_isolation(tracer: Tracer, spec: ModelSpec, block_size: int, dtype: torch.dtype) -> None:
     """Raises UnsupportedModelError, naming the culprit, if tokens mix outside paged attention.
 
-    `tracer` runs one step (inputs as `bindings.STEP_INPUTS`, then the caches) and returns the value
-    of every intermediate, with the step's logits and new caches.
+    `tracer` runs one step (inputs as `bindings.STEP_INPUTS`, features of a drafter, then the
+    caches) and returns the value of every intermediate, and the step's outputs.
     """
     probe = _Probe(tracer, spec, block_size, dtype)
     first, second = (_Part(i, 0, length) for i, length in enumerate(_LENGTHS))
@@ -97,6 +99,7 @@ class _Probe:
         self._tokens = [
             torch.randint(0, spec.vocab_size, (n,), generator=generator) for n in _LENGTHS
         ]
+        self._features = [torch.randn(n, spec.feature_size, generator=generator) for n in _LENGTHS]
         self._pages = -(-max(_LENGTHS) // block_size)
 
     def _empty_caches(self) -> list[Tensor]:
@@ -114,7 +117,8 @@ class _Probe:
         ]
 
     def _inputs(self, parts: list[_Part]) -> tuple[Tensor, ...]:
-        """The step inputs of `parts`, in the order of STEP_INPUTS, all rows' logits wanted."""
+        """The inputs of a step of `parts`, in the order of STEP_INPUTS, then features if there are
+        any; all rows' logits are wanted."""
         size, pages = self._block_size, self._pages
         at = [torch.arange(part.start, part.end) for part in parts]
         tables = torch.tensor([[1 + p.sequence * pages + i for i in range(pages)] for p in parts])
@@ -129,22 +133,28 @@ class _Probe:
             torch.tensor([p.start for p in parts]),
             torch.arange(int(starts[-1])),
         )
-        return tuple(value.to(torch.int32) for value in values)
+        step = tuple(value.to(torch.int32) for value in values)
+        if not self._spec.feature_size:
+            return step
+        return (*step, torch.cat([self._features[p.sequence][p.start : p.end] for p in parts]))
 
     @torch.no_grad()
     def run(
         self, parts: list[_Part], caches: list[Tensor] | None = None
     ) -> tuple[Trace, Tensor, list[Tensor]]:
         given = self._empty_caches() if caches is None else caches
-        trace, (logits, changed) = self._tracer((*self._inputs(parts), given))
-        return trace, logits, changed
+        trace, outputs = self._tracer((*self._inputs(parts), given))
+        return trace, outputs[0], outputs[-1]
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    if b.numel() == 0:
+    finite = torch.isfinite(b)
+    if not torch.equal(a[~finite], b[~finite]):  # the logits of tokens that are never drafted
+        return False
+    if not finite.any():
         return True
-    scale = float(b.abs().max()) + 1e-6
-    return bool((a - b).abs().max() <= _RELATIVE_TOLERANCE * scale)
+    scale = float(b[finite].abs().max()) + 1e-6
+    return bool((a[finite] - b[finite]).abs().max() <= _RELATIVE_TOLERANCE * scale)
 
 
 def _first_difference(together: Trace, alone: Trace, start: int, own: int) -> str | None:
@@ -189,7 +199,7 @@ def _token_axis(flattened: Tensor, single: Tensor, own: int) -> int | None:
 def module_tracer(decoder: nn.Module) -> Tracer:
     """Traces eager modules, innermost first."""
 
-    def trace(arguments: tuple[Any, ...]) -> tuple[Trace, tuple[Tensor, list[Tensor]]]:
+    def trace(arguments: tuple[Any, ...]) -> tuple[Trace, tuple[Any, ...]]:
         values: Trace = {}
         handles = []
         for name, module in decoder.named_modules():
@@ -237,10 +247,9 @@ def graph_tracer(exported: torch.export.ExportedProgram) -> Tracer:
     """Traces a captured graph, node by node."""
     module = exported.module()
 
-    def trace(arguments: tuple[Any, ...]) -> tuple[Trace, tuple[Tensor, list[Tensor]]]:
+    def trace(arguments: tuple[Any, ...]) -> tuple[Trace, tuple[Any, ...]]:
         recorder = _Recorder(module)
         *indices, caches = arguments
-        logits, changed = recorder.run(*indices, *caches)
-        return recorder.values, (logits, changed)
+        return recorder.values, recorder.run(*indices, *caches)
 
     return trace

@@ -6,7 +6,7 @@ optimisation profile for each; the others need only the bounds.
 
 from __future__ import annotations
 
-from octavo.backends.manifest import Limits, Profile, Range
+from octavo.backends.manifest import DEFAULT_MAX_DRAFT_TOKENS, Limits, Profile, Range
 from octavo.graphs.bindings import (
     BLOCKS_PER_SEQUENCE,
     LOGITS_ROWS,
@@ -15,30 +15,24 @@ from octavo.graphs.bindings import (
     TOKENS,
 )
 
-# Drafts of one sequence in a verification step, beside its sampled token.
-MAX_DRAFT_TOKENS = 8
 
-
-def make_profiles(limits: Limits) -> tuple[Profile, ...]:
+def make_profiles(
+    limits: Limits, max_draft_tokens: int = DEFAULT_MAX_DRAFT_TOKENS
+) -> tuple[Profile, ...]:
     """decode: one token a sequence; prefill: one long sequence; mixed: a chunk beside decodes;
-    verify: a sampled token and its drafts for each sequence."""
+    verify: a sampled token and up to `max_draft_tokens` drafts for each sequence."""
     tokens, sequences = (
         limits.max_num_batched_tokens,
         min(limits.max_num_seqs, limits.max_num_batched_tokens),
     )
     few = max(1, sequences // 4)
-    verified = min(tokens, sequences * (MAX_DRAFT_TOKENS + 1))
+    verified = min(tokens, sequences * (max_draft_tokens + 1))
+    typical = min(verified, few * (max_draft_tokens + 1))
     return (
         _profile(limits, "decode", (sequences, few), (sequences, few), (sequences, few)),
         _profile(limits, "prefill", (tokens, min(tokens, 512)), (sequences, 1), (sequences, 1)),
         _profile(limits, "mixed", (tokens, tokens), (sequences, few), (sequences, few)),
-        _profile(
-            limits,
-            "verify",
-            (verified, min(verified, few * (MAX_DRAFT_TOKENS + 1))),
-            (sequences, few),
-            (verified, min(verified, few * (MAX_DRAFT_TOKENS + 1))),
-        ),
+        _profile(limits, "verify", (verified, typical), (sequences, few), (verified, typical)),
     )
 
 

@@ -63,6 +63,7 @@ STEP_INPUTS = (
 
 LOGITS_NAME = "logits"
 HIDDEN_STATES_NAME = "hidden_states"
+FEATURES_NAME = "features"
 
 
 def logits(vocab_size: int) -> Binding:
@@ -70,6 +71,21 @@ def logits(vocab_size: int) -> Binding:
     return Binding(
         LOGITS_NAME, "float32", (LOGITS_ROWS, vocab_size), "logits of the rows asked for"
     )
+
+
+def hidden_states(rows: Literal["logits", "all"], size: int) -> Binding:
+    """f32 [L, size], the rows of the logits, or [T, size], every token of the step."""
+    return Binding(
+        HIDDEN_STATES_NAME,
+        "float32",
+        (LOGITS_ROWS if rows == "logits" else TOKENS, size),
+        "hidden states for drafters",
+    )
+
+
+def features(size: int) -> Binding:
+    """f32 [T, size]: what a drafter reads beside the tokens, hidden states of its target."""
+    return Binding(FEATURES_NAME, "float32", (TOKENS, size), "hidden states that a drafter reads")
 
 
 def kv_cache_name(layer: int) -> str:

@@ -13,6 +13,9 @@ from octavo.graphs.bindings import Binding, DType
 FloatDType = Literal["float32", "float16", "bfloat16"]
 CacheDType = FloatDType | Literal["int8"]
 Quantization = Literal["none", "int8", "int4"]
+SpeculativeMethod = Literal[
+    "ngram", "draft_model", "medusa", "eagle", "eagle3", "mlp_speculator", "mtp"
+]
 
 
 class Frozen(BaseModel):
@@ -53,8 +56,32 @@ class AttentionSpec(Frozen):
         return rows * (self.cache_row_size * DTYPE_BYTES[dtype] + scale_bytes)
 
 
+class HiddenStatesSpec(Frozen):
+    """What a graph returns of its hidden states, f32 [R, size], for drafters to read.
+
+    rows    "logits": of the rows of the logits, R = L; "all": of every token of the step, R = T
+    source  "post_norm": what the output embedding reads; "pre_norm": the same before the final
+            norm; "layers": what goes into the decoder layers `layers`, concatenated and projected;
+            "chain": what a drafter reads as the feature of its next step
+    """
+
+    rows: Literal["logits", "all"]
+    source: Literal["post_norm", "pre_norm", "layers", "chain"]
+    layers: tuple[int, ...] = ()
+    size: int = Field(ge=1)
+
+    @property
+    def binding(self) -> Binding:
+        return bindings.hidden_states(self.rows, self.size)
+
+
 class ModelSpec(Frozen):
-    """What the runtime must know of a model; `layers` holds its attention layers in cache order."""
+    """What the runtime must know of a model; `layers` holds its attention layers in cache order.
+
+    A drafter that needs no cache has no layers, and gives `drafts_per_row` rows of logits for every
+    token; `feature_size` is that of the hidden states of its target that a drafter reads, 0 for
+    none.
+    """
 
     architecture: str
     model_type: str
@@ -62,13 +89,22 @@ class ModelSpec(Frozen):
     hidden_size: int = Field(ge=1)
     max_position_embeddings: int = Field(ge=1)
     tie_word_embeddings: bool
-    layers: tuple[AttentionSpec, ...] = Field(min_length=1)
+    layers: tuple[AttentionSpec, ...]
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
     num_parameters: int = Field(ge=0)
     # Ids from this one on are padding rows of the embedding: they are never sampled.
     sampled_vocab_size: int = Field(ge=1)
+    hidden_states: HiddenStatesSpec | None = None
+    feature_size: int = Field(default=0, ge=0)
+    drafts_per_row: int = Field(default=1, ge=1)
+
+    @property
+    def output_bindings(self) -> tuple[Binding, ...]:
+        """What the graph returns beside its changed caches."""
+        logits = bindings.logits(self.vocab_size)
+        return (logits,) if self.hidden_states is None else (logits, self.hidden_states.binding)
 
     def cache_block_bytes(self, block_size: int, dtype: DType) -> int:
         """Bytes that one cache block takes over all layers."""

@@ -67,8 +67,12 @@ def resolve_limits(
     num_kv_blocks: int | None,
     max_num_seqs: int | None,
     max_num_batched_tokens: int | None,
+    drafter_block_bytes: int = 0,
 ) -> EngineLimits:
-    """Lowers the engine's limits; CapacityError if one would be raised or nothing fits."""
+    """Lowers the engine's limits; CapacityError if one would be raised or nothing fits.
+
+    `drafter_block_bytes`: what drafters store beside each block of the engine.
+    """
     engine = manifest.limits
     max_num_seqs = _lowered("max_num_seqs", max_num_seqs, engine.max_num_seqs)
     return EngineLimits(
@@ -78,7 +82,9 @@ def resolve_limits(
             "max_num_batched_tokens", max_num_batched_tokens, engine.max_num_batched_tokens
         ),
         block_size=engine.block_size,
-        num_kv_blocks=_num_blocks(manifest, kv_cache_memory, num_kv_blocks, max_num_seqs),
+        num_kv_blocks=_num_blocks(
+            manifest, drafter_block_bytes, kv_cache_memory, num_kv_blocks, max_num_seqs
+        ),
     )
 
 
@@ -95,13 +101,17 @@ def _lowered(name: str, value: int | None, limit: int) -> int:
 
 
 def _num_blocks(
-    manifest: Manifest, kv_cache_memory: str | int, num_kv_blocks: int | None, max_num_seqs: int
+    manifest: Manifest,
+    drafter_block_bytes: int,
+    kv_cache_memory: str | int,
+    num_kv_blocks: int | None,
+    max_num_seqs: int,
 ) -> int:
     if num_kv_blocks is not None:
         check_positive("num_kv_blocks", num_kv_blocks)
         return num_kv_blocks
     budget = parse_memory(kv_cache_memory)
-    block_bytes = manifest.cache_block_bytes
+    block_bytes = manifest.cache_block_bytes + drafter_block_bytes
     if budget < block_bytes:
         raise CapacityError(
             f"kv_cache_memory of {budget} bytes holds no cache block: one block of "

@@ -8,18 +8,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from octavo.backends.base import Executable
+from octavo.backends.base import Executable, StepOutputs
 from octavo.runtime import invariants, stopping
 from octavo.runtime.acceptance import Acceptance, Gain
-from octavo.runtime.batch import BatchPacker
+from octavo.runtime.batch import BatchPacker, PackedStep
 from octavo.runtime.beam_group import BeamGroup
 from octavo.runtime.cache.block_pool import BlockPool
 from octavo.runtime.cache.eviction import DEFAULT_POLICY, make_policy
 from octavo.runtime.cache.prefix_cache import PrefixCache
 from octavo.runtime.capacity import EngineLimits
 from octavo.runtime.metrics.engine_metrics import EngineMetrics
+from octavo.runtime.metrics.snapshots import Snapshot
 from octavo.runtime.request import Request
-from octavo.runtime.scheduler import Scheduler, StepPlan
+from octavo.runtime.scheduler import ScheduledRequest, Scheduler, StepPlan
+from octavo.runtime.speculation.drafter import ComputedStep
+from octavo.runtime.speculation.speculator import Speculator
+from octavo.runtime.speculation.verified import Verified
 from octavo.runtime.step_budget import SchedulingOptions
 
 CHECK_INVARIANTS = "OCTAVO_CHECK_INVARIANTS"
@@ -37,8 +41,10 @@ class Engine:
         enable_prefix_caching: bool = True,
         eviction_policy: str = DEFAULT_POLICY,
         scheduling: SchedulingOptions | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self.limits = limits
+        self.speculator = speculator
         self.pool = BlockPool(
             limits.num_kv_blocks, make_policy(eviction_policy, limits.num_kv_blocks)
         )
@@ -100,18 +106,34 @@ class Engine:
             return []
         try:
             if plan.copies:
-                self._executable.copy_blocks(plan.copies)
+                self._copy_blocks(plan.copies)
             packed = self._packer.pack(plan, self.scheduler.block_tables)
             outputs = self._executable.run(packed.inputs)
             gains = self._acceptance.accept(plan, packed.logits_rows, outputs.logits)
         except BaseException:
             self.scheduler.rollback(plan)
             raise
+        speculator = self.speculator
+        verified = [] if speculator is None else _verified(plan.scheduled, gains)
         progressed = self._commit(plan, gains, started)
-        self.metrics.observe_step(plan.num_tokens, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        self.metrics.observe_step(plan.num_tokens, seconds)
+        if speculator is not None:
+            speculator.learn(verified, plan.num_tokens, seconds)
+            speculator.propose(_computed(plan, packed, outputs), self.scheduler)
         if self._check_invariants:
             invariants.check(invariants.snapshot(self.scheduler))
         return progressed
+
+    def snapshot(self) -> Snapshot:
+        """Every metric by name: see docs/metrics.md."""
+        counts = None if self.speculator is None else self.speculator.counts
+        return self.metrics.snapshot(self.scheduler, counts)
+
+    def _copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        self._executable.copy_blocks(copies)
+        if self.speculator is not None:
+            self.speculator.copy_blocks(copies)
 
     def fork(self, parent: Request, child: Request) -> None:
         """Starts `child` with the parent's computed tokens, in the parent's blocks."""
@@ -204,3 +226,27 @@ class Engine:
             if not follower.finished:
                 self.fork(leader, follower)
         return list(followers)
+
+
+def _verified(scheduled: Sequence[ScheduledRequest], gains: Sequence[Gain]) -> list[Verified]:
+    """What became of the step's drafts, as long as the requests still have them."""
+    verified = []
+    for entry, gain in zip(scheduled, gains, strict=True):
+        request = entry.request
+        if request.num_drafts and gain.token_ids:
+            end = request.num_computed_tokens + entry.num_new_tokens
+            num_drafts = end - request.num_tokens
+            if num_drafts > 0:
+                accepted = len(gain.token_ids) - 1
+                verified.append(Verified(request, request.draft_method, num_drafts, accepted))
+    return verified
+
+
+def _computed(plan: StepPlan, packed: PackedStep, outputs: StepOutputs) -> ComputedStep:
+    return ComputedStep(
+        requests=[entry.request for entry in plan.scheduled],
+        starts=packed.inputs.prefix_offsets.tolist(),
+        inputs=packed.inputs,
+        logits_rows=packed.logits_rows,
+        hidden_states=outputs.hidden_states,
+    )

@@ -17,6 +17,8 @@ from octavo.runtime.prompts import Prompt
 from octavo.runtime.request import Request
 from octavo.runtime.sampling.beam_search import BeamSearchParams
 from octavo.runtime.sampling.sampling_params import RequestOutputKind, SamplingParams
+from octavo.runtime.speculation import options as speculative_options
+from octavo.runtime.speculation.options import Speculative
 from octavo.runtime.step_budget import SchedulingOptions
 from octavo.runtime.text.tokenizer import Tokenizer
 
@@ -41,6 +43,7 @@ class EngineOptions(TypedDict, total=False):
     max_num_waiting: int | None
     max_num_partial_prefills: int
     max_prefill_tokens_beside_decodes: int | None
+    speculative: Speculative
     num_threads: int | None
 
 
@@ -57,6 +60,8 @@ class LLMEngine:
     eviction_policy         which cached blocks are given up first: see docs/prefix-cache.md
     scheduling_policy, max_num_waiting, max_num_partial_prefills, max_prefill_tokens_beside_decodes
                             see `SchedulingOptions`
+    speculative             which drafters propose tokens, and how: see docs/speculation.md; None
+                            uses those the engine was built with, False none
     num_threads             threads of the backend; None uses every core
 
     The limits may lower the engine's own, never raise them (CapacityError). Raises BundleError,
@@ -77,11 +82,13 @@ class LLMEngine:
         max_num_waiting: int | None = None,
         max_num_partial_prefills: int = 1,
         max_prefill_tokens_beside_decodes: int | None = None,
+        speculative: Speculative = None,
         num_threads: int | None = None,
     ) -> None:
         # Reading bundles needs modules that `import octavo.runtime` must not wait for.
         from octavo.backends.bundle import read_manifest
         from octavo.runtime.loading import find_engine, load_engine
+        from octavo.runtime.speculation.loading import drafter_manifests, load_speculator
 
         if num_threads is not None:
             check_positive("num_threads", num_threads)
@@ -93,12 +100,15 @@ class LLMEngine:
         )
         bundle = find_engine(engine_or_checkpoint)
         manifest = read_manifest(bundle)
+        speculation = speculative_options.resolve(speculative, manifest)
+        drafters = drafter_manifests(bundle, speculation)
         limits = resolve_limits(
             manifest,
             kv_cache_memory=kv_cache_memory,
             num_kv_blocks=num_kv_blocks,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            drafter_block_bytes=sum(one.cache_block_bytes for one in drafters.values()),
         )
         loaded = load_engine(bundle, manifest, num_threads)
         self.tokenizer: Tokenizer | None = loaded.tokenizer
@@ -116,6 +126,14 @@ class LLMEngine:
         self._pin_numbers = itertools.count()
         self._closed = False
         try:
+            speculator = load_speculator(
+                bundle,
+                speculation,
+                drafters,
+                limits,
+                manifest.spec.sampled_vocab_size,
+                num_threads,
+            )
             self.engine = Engine(
                 loaded.executable,
                 limits,
@@ -123,6 +141,7 @@ class LLMEngine:
                 enable_prefix_caching=enable_prefix_caching,
                 eviction_policy=eviction_policy,
                 scheduling=scheduling,
+                speculator=speculator,
             )
         except MemoryError:
             loaded.executable.close()
@@ -268,11 +287,13 @@ class LLMEngine:
 
     def metrics(self) -> Snapshot:
         """Counters, gauges and histograms of this engine by name: see docs/metrics.md."""
-        return self.engine.metrics.snapshot(self.engine.scheduler)
+        return self.engine.snapshot()
 
     def close(self) -> None:
         """Frees the engine; harmless when called twice."""
         self._closed = True
+        if self.engine.speculator is not None:
+            self.engine.speculator.close()
         self._executable.close()
 
     def _end(self, generation: Generation) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from octavo.runtime.metrics.request_metrics import RequestTimes
 
 if TYPE_CHECKING:
-    from octavo.backends.base import Int32Array
+    from octavo.backends.base import Float32Array, Int32Array
     from octavo.graphs.errors import OctavoError
     from octavo.runtime.beam_group import BeamGroup
     from octavo.runtime.cache.prefix_cache import PrefixEntry
@@ -80,6 +80,8 @@ class Request:
 
         self.num_tokens = self.num_prompt_tokens
         self.num_drafts = 0
+        self.draft_method = ""  # of the drafter
+        self.draft_probs: Float32Array | None = None  # [drafts, V], see `Proposal`
         self._token_ids = np.array(prompt_token_ids, dtype=np.int32)  # [capacity]
         self.logprobs: list[RowLogprobs] = []  # of each output token, if asked for
         self.prompt_logprobs: list[RowLogprobs] = []  # of the prompt's second token, third, ...
@@ -177,7 +179,9 @@ class Request:
         self._token_ids[self.num_tokens] = token_id
         self.num_tokens += 1
 
-    def set_drafts(self, token_ids: Sequence[int]) -> None:
+    def set_drafts(
+        self, token_ids: Sequence[int], probs: Float32Array | None = None, method: str = ""
+    ) -> None:
         """Proposes the tokens after the known ones; the next step verifies them.
 
         Not before the followers have started: they take over what is computed.
@@ -187,6 +191,7 @@ class Request:
         self._reserve(end)
         self._token_ids[self.num_tokens : end] = token_ids
         self.num_drafts = len(token_ids)
+        self.draft_probs, self.draft_method = probs, method
 
     def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
         if self.text is not None:

@@ -27,6 +27,7 @@ from octavo.graphs.errors import UnsupportedModelError
 from octavo.graphs.ops.schema import DOMAIN
 from octavo.graphs.ops.schema import OPSET_VERSION as DOMAIN_VERSION
 from octavo.graphs.program import CapturedProgram
+from octavo.graphs.spec import ModelSpec
 
 # What an FX node's value is while lowering: an ONNX value, several, or a Python constant.
 Lowered = Any
@@ -148,8 +149,8 @@ def to_onnx(program: CapturedProgram, layouts: Layouts) -> ir.Model:
     no rule lowers.
     """
     graph = lower_graph(program.exported, layouts)
-    _name_inputs(graph.inputs)
-    _name_outputs(graph.outputs, program.spec.vocab_size, graph.inputs)
+    _name_inputs(graph.inputs, program.inputs)
+    _name_outputs(graph.outputs, program.spec, graph.inputs[len(program.inputs) :])
     used = [node.op_type for node in graph if node.domain == DOMAIN]
     functions = [cast(ir.Function, ir.from_proto(body)) for body in bodies_of(used)]
     return ir.Model(graph, ir_version=IR_VERSION, producer_name="octavo", functions=functions)
@@ -235,9 +236,8 @@ def _name_results(node: fx.Node, lowered: Lowered, added: list[ir.Node]) -> None
             value.type = ir.TensorType(tensor_adapters.from_torch_dtype(tensor.dtype))
 
 
-def _name_inputs(inputs: Sequence[ir.Value]) -> None:
-    """The step's arrays, then every layer's cache, then the scales of caches of int8."""
-    declared = bindings.STEP_INPUTS
+def _name_inputs(inputs: Sequence[ir.Value], declared: Sequence[bindings.Binding]) -> None:
+    """The declared ones, then every layer's cache, then the scales of caches of int8."""
     for value, binding in zip(inputs, declared, strict=False):
         value.name, value.shape = binding.name, ir.Shape(list(binding.shape))
     caches = inputs[len(declared) :]
@@ -247,12 +247,12 @@ def _name_inputs(inputs: Sequence[ir.Value]) -> None:
         cache.shape = ir.Shape([bindings.CACHE_BLOCKS, *sizes])
 
 
-def _name_outputs(outputs: Sequence[ir.Value], vocab_size: int, inputs: Sequence[ir.Value]) -> None:
-    """The logits, then what was changed of caches and scales, shaped as it came in."""
-    logits, *caches = outputs
-    logits.name = bindings.LOGITS_NAME
-    logits.shape = ir.Shape([bindings.LOGITS_ROWS, vocab_size])
-    before = inputs[len(bindings.STEP_INPUTS) :]
+def _name_outputs(outputs: Sequence[ir.Value], spec: ModelSpec, before: Sequence[ir.Value]) -> None:
+    """The spec's outputs, then what was changed of caches and scales, shaped as it came in."""
+    declared = spec.output_bindings
+    for value, binding in zip(outputs, declared, strict=False):
+        value.name, value.shape = binding.name, ir.Shape(list(binding.shape))
+    caches = outputs[len(declared) :]
     for cache, given in zip(caches, before, strict=True):
         cache.name = bindings.cache_output_name(cast(str, given.name))
         cache.shape, cache.type = given.shape, given.type

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +12,14 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from octavo.backends import kernels
-from octavo.backends.base import LoadOptions, StepInputs, StepOutputs
+from octavo.backends.base import Float32Array, LoadOptions, StepInputs, StepOutputs
 from octavo.backends.page_in import PageIn
 from octavo.graphs import bindings
+from octavo.graphs.bindings import Binding
 from octavo.graphs.errors import BackendError
 
 if TYPE_CHECKING:
     from octavo.backends.manifest import Manifest
-
-_INPUT_NAMES = tuple(field.name for field in fields(StepInputs))
 
 
 class OnnxRuntimeExecutable:
@@ -31,22 +29,27 @@ class OnnxRuntimeExecutable:
         self._manifest = manifest
         self._session: ort.InferenceSession | None = _session(model, options)
         self._binding = self._session.io_binding()
-        self._vocab_size = manifest.spec.vocab_size
-        self._logits = np.empty((0, self._vocab_size), np.float32)
+        layers = manifest.spec.kv_cache_bindings(
+            manifest.limits.block_size, manifest.kv_cache_dtype
+        )
+        self._cache_bindings = tuple(layers)
+        names = {binding.name for binding in self._cache_bindings}
+        self._input_names = [one.name for one in manifest.inputs if one.name not in names]
+        self._buffers = {
+            binding.name: np.empty((0, int(binding.shape[1])), np.float32)
+            for binding in manifest.spec.output_bindings
+        }
         self._caches: list[ort.OrtValue] = []
         self._cache_arrays: list[NDArray[Any]] = []  # the memory of `_caches`
         self._page_in: PageIn | None = None
         self._bound: StepInputs | None = None
-        self._outputs = StepOutputs(self._logits)
+        self._outputs = StepOutputs(self._buffers[bindings.LOGITS_NAME])
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         if self._session is None:
             raise BackendError("the engine is closed: load it again")
         self._free_caches()  # before the new ones are made
-        layers = self._manifest.spec.kv_cache_bindings(
-            self._manifest.limits.block_size, self._manifest.kv_cache_dtype
-        )
-        for binding in layers:
+        for binding in self._cache_bindings:
             sizes = [int(size) for size in binding.shape[1:]]
             array = np.zeros((num_blocks, *sizes), np.dtype(binding.dtype))
             cache = ort.OrtValue.ortvalue_from_numpy(array)
@@ -64,7 +67,7 @@ class OnnxRuntimeExecutable:
                 array[destination] = array[source]
 
     def run(self, inputs: StepInputs) -> StepOutputs:
-        if self._session is None or not self._caches:
+        if self._session is None or len(self._caches) < len(self._cache_bindings):
             raise BackendError("the engine is closed or has no cache: call allocate_kv_cache first")
         try:
             if inputs is not self._bound:
@@ -77,11 +80,15 @@ class OnnxRuntimeExecutable:
     def _bind(self, inputs: StepInputs) -> None:
         """Binds the step's memory. The object is kept, so it tells that nothing else is bound."""
         self._bound = None
-        for name in _INPUT_NAMES:
+        for name in self._input_names:
             _bind_array(self._binding.bind_input, name, getattr(inputs, name))
-        logits = self._logits_buffer(len(inputs.logits_indices))
-        _bind_array(self._binding.bind_output, bindings.LOGITS_NAME, logits)
-        self._outputs = StepOutputs(logits)
+        outputs = {
+            binding.name: self._buffer(binding.name, self._num_rows(binding, inputs))
+            for binding in self._manifest.spec.output_bindings
+        }
+        for name, array in outputs.items():
+            _bind_array(self._binding.bind_output, name, array)
+        self._outputs = StepOutputs(**outputs)
         self._bound = inputs
 
     def close(self) -> None:
@@ -98,10 +105,16 @@ class OnnxRuntimeExecutable:
         self._caches.clear()
         self._cache_arrays.clear()
 
-    def _logits_buffer(self, rows: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-        if rows > len(self._logits):
-            self._logits = np.empty((rows, self._vocab_size), np.float32)
-        return self._logits[:rows]
+    def _num_rows(self, binding: Binding, inputs: StepInputs) -> int:
+        num_tokens = len(inputs.token_ids)
+        if not self._cache_bindings:  # a drafter of heads: every token has `drafts_per_row` rows
+            return num_tokens * self._manifest.spec.drafts_per_row
+        return num_tokens if binding.shape[0] == bindings.TOKENS else len(inputs.logits_indices)
+
+    def _buffer(self, name: str, num_rows: int) -> Float32Array:
+        if num_rows > len(self._buffers[name]):
+            self._buffers[name] = np.empty((num_rows, self._buffers[name].shape[1]), np.float32)
+        return self._buffers[name][:num_rows]
 
 
 def _bind_array(bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:

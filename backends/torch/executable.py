@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,6 @@ from octavo.graphs.errors import BackendError
 if TYPE_CHECKING:
     from octavo.backends.manifest import Manifest
 
-_INPUT_NAMES = tuple(field.name for field in fields(StepInputs))
-
 
 class TorchExecutable:
     def __init__(self, model: Path, manifest: Manifest, options: LoadOptions) -> None:
@@ -28,21 +25,24 @@ class TorchExecutable:
         self._manifest = manifest
         self._module: Callable[..., Any] | None = archive.load(model)
         self._caches: list[Tensor] = []
+        caches = manifest.spec.kv_cache_bindings(
+            manifest.limits.block_size, manifest.kv_cache_dtype
+        )
+        self._cache_bindings = tuple(caches)
+        names = {binding.name for binding in self._cache_bindings}
+        self._input_names = [one.name for one in manifest.inputs if one.name not in names]
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         if self._module is None:
             raise BackendError("the engine is closed: load it again")
         self._caches.clear()
-        layers = self._manifest.spec.kv_cache_bindings(
-            self._manifest.limits.block_size, self._manifest.kv_cache_dtype
-        )
         self._caches += [
             torch.zeros(
                 num_blocks,
                 *(int(size) for size in layer.shape[1:]),
                 dtype=getattr(torch, layer.dtype),
             )
-            for layer in layers
+            for layer in self._cache_bindings
         ]
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
@@ -54,15 +54,22 @@ class TorchExecutable:
 
     @torch.no_grad()
     def run(self, inputs: StepInputs) -> StepOutputs:
-        if self._module is None or not self._caches:
+        if self._module is None or (self._cache_bindings and not self._caches):
             raise BackendError("the engine is closed or has no cache: call allocate_kv_cache first")
-        check_step(inputs, self._manifest, len(self._caches[0]))
-        arrays = [torch.from_numpy(getattr(inputs, name)) for name in _INPUT_NAMES]
+        arguments: list[Any] = [
+            torch.from_numpy(getattr(inputs, name)) for name in self._input_names
+        ]
+        if self._caches:
+            check_step(inputs, self._manifest, len(self._caches[0]))
+            arguments.append(self._caches)
         try:
-            logits, self._caches = self._module(*arrays, self._caches)
+            outputs = self._module(*arguments)
         except (RuntimeError, IndexError) as error:
             raise BackendError(f"PyTorch failed in a step: {error}") from error
-        return StepOutputs(logits.numpy())
+        if not self._caches:
+            return StepOutputs(outputs.numpy())
+        logits, *hidden_states, self._caches = outputs
+        return StepOutputs(logits.numpy(), *(states.numpy() for states in hidden_states))
 
     def close(self) -> None:
         self._caches.clear()

@@ -49,7 +49,7 @@ class HfFolder(Checkpoint):
                 f"{path} holds a PEFT adapter: merge it into its base model first"
             )
         generation = path / tokenizer_files.GENERATION_CONFIG
-        self._generation_config = _read_object(generation) if generation.is_file() else {}
+        self._generation_config = read_object(generation) if generation.is_file() else {}
         named = self._config_content.get("transformers_weights")
         self._weights = safetensors_files.weight_files(path, str(named) if named else None)
 
@@ -105,7 +105,7 @@ class HfFolder(Checkpoint):
     def _read_config_json(self) -> dict[str, Any]:
         path = self.path / "config.json"
         if path.is_file():
-            return _read_object(path)
+            return read_object(path)
         if (self.path / "adapter_config.json").is_file():
             raise CheckpointError(
                 f"{self.path} holds only a PEFT adapter: merge it into its base model first"
@@ -125,7 +125,7 @@ class HfFolder(Checkpoint):
             yield from (path for path in self.path.glob(pattern) if path.is_file())
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:

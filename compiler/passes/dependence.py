@@ -6,7 +6,7 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 
 from octavo.compiler.passes.matching import operator_of
-from octavo.graphs.bindings import POSITIONS, STEP_INPUTS
+from octavo.graphs.bindings import POSITIONS
 
 _MIXERS = frozenset({"addmm", "bmm", "embedding", "linear", "matmul", "mm"})
 
@@ -16,12 +16,11 @@ class Dependence:
 
     def __init__(self, exported: ExportedProgram) -> None:
         inputs = exported.graph_signature.user_inputs
-        names = dict(zip((binding.name for binding in STEP_INPUTS), inputs, strict=False))
         self.on_tokens: set[fx.Node] = set()
         self.on_positions: set[fx.Node] = set()
         for node in exported.graph.nodes:
             if node.op == "placeholder":
-                if node.name == names[POSITIONS.name]:
+                if node.name == POSITIONS.name:
                     self.on_positions.add(node)
                 elif node.name in inputs:
                     self.on_tokens.add(node)

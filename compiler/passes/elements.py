@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 
 from octavo.compiler.passes.dependence import Dependence
 from octavo.compiler.passes.matching import operator_of
-from octavo.graphs.bindings import STEP_INPUTS, TOKEN_IDS
+from octavo.graphs.bindings import TOKEN_IDS
 
 TOKENS = 3  # of the step that is evaluated: enough to see what mixes tokens
 _MOST_TERMS = 4
@@ -243,6 +243,6 @@ def _is_move(node: fx.Node) -> bool:
 
 
 def _token_symbol(exported: ExportedProgram) -> Any:
-    name = exported.graph_signature.user_inputs[STEP_INPUTS.index(TOKEN_IDS)]
-    node = next(n for n in exported.graph.find_nodes(op="placeholder") if n.name == name)
+    placeholders = exported.graph.find_nodes(op="placeholder")
+    node = next(node for node in placeholders if node.name == TOKEN_IDS.name)
     return node.meta["val"].shape[0].node.expr

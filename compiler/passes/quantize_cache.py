@@ -22,7 +22,6 @@ from torch.utils import _pytree as pytree
 
 from octavo.compiler.passes.matching import operator_of, remove_unused, replace, result
 from octavo.compiler.passes.parameters import call
-from octavo.graphs.bindings import STEP_INPUTS
 from octavo.graphs.errors import BuildError
 from octavo.graphs.ops.fused_paged_attention import INT8_SCHEMA, SCHEMA
 from octavo.graphs.spec import PassRecord
@@ -57,13 +56,20 @@ def quantize_cache(exported: ExportedProgram) -> tuple[ExportedProgram, PassReco
 def _caches(exported: ExportedProgram) -> list[fx.Node]:
     """The placeholders of the caches; their dtype becomes int8."""
     placeholders = {node.name: node for node in exported.graph.find_nodes(op="placeholder")}
-    names = exported.graph_signature.user_inputs[len(STEP_INPUTS) :]
-    caches = [placeholders[str(name)] for name in names]
+    inputs = exported.graph_signature.user_inputs
+    caches = [placeholders[str(name)] for name in inputs[-_num_caches(exported) :]]
     for cache in caches:
         value = cache.meta["val"]
         cache.meta["val"] = value.new_empty(value.shape, dtype=torch.int8)
         cache.meta.pop("tensor_meta", None)
     return caches
+
+
+def _num_caches(exported: ExportedProgram) -> int:
+    """They are the last argument, a list."""
+    in_spec: Any = exported.module_call_graph[0].signature.in_spec
+    arguments, _ = pytree.tree_unflatten(list(range(in_spec.num_leaves)), in_spec)
+    return len(arguments[-1])
 
 
 def _add_scales(exported: ExportedProgram, cache: fx.Node) -> fx.Node:
@@ -107,11 +113,11 @@ def _extend_calling_convention(exported: ExportedProgram, layers: int) -> None:
         list(range(signature.in_spec.num_leaves)), signature.in_spec
     )
     given = (*arguments[:-1], [*arguments[-1], *[0] * layers])
-    logits, changed = pytree.tree_unflatten(
+    *results, changed = pytree.tree_unflatten(
         list(range(signature.out_spec.num_leaves)), signature.out_spec
     )
     signature.in_spec = pytree.tree_structure((given, named))
-    signature.out_spec = pytree.tree_structure((logits, [*changed, *[0] * layers]))
+    signature.out_spec = pytree.tree_structure((*results, [*changed, *[0] * layers]))
     specs = exported.graph_signature
     signature.inputs = [TensorArgument(str(name)) for name in specs.user_inputs]
     signature.outputs = [TensorArgument(str(name)) for name in specs.user_outputs]

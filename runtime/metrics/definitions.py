@@ -14,6 +14,7 @@ from typing import Literal, get_args
 from octavo.runtime.request import FinishReason
 
 PREFIX = "octavo:"
+MOST_DRAFT_POSITIONS = 32  # what a build may ask for
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,26 @@ PREFIX_CACHE_QUERIES = _counter(
 PREFIX_CACHE_HITS = _counter("prefix_cache_hits", "Tokens that were found in the prefix cache.")
 PREFIX_CACHE_EVICTIONS = _counter(
     "prefix_cache_evictions", "Cached blocks whose content was given up for other tokens."
+)
+
+_SPEC_POSITIONS = tuple(str(position) for position in range(MOST_DRAFT_POSITIONS))
+SPEC_NUM_DRAFTS = _counter(
+    "spec_decode_num_drafts", "Times that drafts of a sequence were verified."
+)
+SPEC_NUM_DRAFT_TOKENS = _counter("spec_decode_num_draft_tokens", "Draft tokens verified.")
+SPEC_NUM_ACCEPTED_TOKENS = _counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.")
+SPEC_NUM_ACCEPTED_TOKENS_PER_POS = _counter(
+    "spec_decode_num_accepted_tokens_per_pos",
+    "Draft tokens accepted, by their place among the drafts.",
+    "position",
+    _SPEC_POSITIONS,
+)
+SPEC_NUM_WITHHELD = _counter(
+    "spec_decode_num_withheld",
+    "Times that a sequence got no drafts because they would have cost more than they gain.",
+)
+SPEC_NUM_FAILURES = _counter(
+    "spec_decode_num_failures", "Drafters that were turned off because they failed."
 )
 
 ITERATION_TOKENS = _histogram(

@@ -12,6 +12,7 @@ from octavo.runtime.metrics.snapshots import Snapshot, histogram_snapshot
 if TYPE_CHECKING:
     from octavo.runtime.request import Request
     from octavo.runtime.scheduler import Scheduler
+    from octavo.runtime.speculation.verified import SpeculationCounts
 
 # Times and sizes of the others say how patient a client was, not how the engine did.
 _COMPLETED = ("stop", "length")
@@ -119,7 +120,9 @@ class EngineMetrics:
             if seconds is not None:
                 histogram.observe(seconds)
 
-    def snapshot(self, scheduler: Scheduler) -> Snapshot:
+    def snapshot(
+        self, scheduler: Scheduler, speculation: SpeculationCounts | None = None
+    ) -> Snapshot:
         """Every metric of `METRICS`, in its order; what the parts know themselves is read here."""
         pool = scheduler.pool
         stats = None if scheduler.prefix_cache is None else scheduler.prefix_cache.stats
@@ -137,9 +140,25 @@ class EngineMetrics:
             definitions.PREFIX_CACHE_HITS.name: 0 if stats is None else stats.hits,
             definitions.PREFIX_CACHE_EVICTIONS.name: 0 if stats is None else stats.evictions,
         }
+        values |= _speculation(speculation)
         for name, histogram in self._histograms.items():
             values[name] = histogram.snapshot()
         return {name: values[name] for name in METRICS}
 
     def _histogram(self, metric: Metric) -> Histogram:
         return self._histograms.setdefault(metric.name, Histogram(metric.buckets))
+
+
+def _speculation(counts: SpeculationCounts | None) -> Snapshot:
+    per_position = dict.fromkeys(definitions.SPEC_NUM_ACCEPTED_TOKENS_PER_POS.label_values, 0)
+    if counts is not None:
+        for position, count in enumerate(counts.accepted_per_position):
+            per_position[str(position)] = count
+    return {
+        definitions.SPEC_NUM_DRAFTS.name: counts.num_drafts if counts else 0,
+        definitions.SPEC_NUM_DRAFT_TOKENS.name: counts.num_draft_tokens if counts else 0,
+        definitions.SPEC_NUM_ACCEPTED_TOKENS.name: counts.num_accepted_tokens if counts else 0,
+        definitions.SPEC_NUM_ACCEPTED_TOKENS_PER_POS.name: per_position,
+        definitions.SPEC_NUM_WITHHELD.name: counts.num_withheld if counts else 0,
+        definitions.SPEC_NUM_FAILURES.name: counts.num_failures if counts else 0,
+    }

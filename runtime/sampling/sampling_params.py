@@ -70,6 +70,7 @@ class SamplingParams:
     allowed_token_ids     the only tokens that may be generated; None allows all
     logits_processors     called with every `LogitsRow` before its token is chosen, in this order
     output_kind           what each output holds of a request that is still running
+    speculate             whether tokens are drafted and verified, if the engine does so at all
     """
 
     n: int = 1
@@ -97,6 +98,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     logits_processors: Sequence[Callable[[LogitsRow], None]] = ()
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    speculate: bool = True
 
     def __post_init__(self) -> None:
         self._check_sampling()
@@ -243,6 +245,7 @@ class SamplingParams:
             "ignore_eos",
             "detokenize",
             "skip_special_tokens",
+            "speculate",
         ):
             checks.boolean(name, getattr(self, name))
         if self.stop and not self.detokenize:

@@ -37,16 +37,19 @@ def pack(parts: SequenceOf[Part]) -> StepInputs:
         for (sequence, _, _), at in zip(parts, positions, strict=True)
     ]
     starts = np.cumsum([0, *(len(at) for at in positions)])
-    arrays = (
-        np.concatenate([s.tokens[start:end] for s, start, end in parts]),
-        np.concatenate(positions),
-        np.concatenate(slots),
-        tables,
-        starts,
-        np.array([start for _, start, _ in parts]),
-        np.arange(starts[-1]),
+    return StepInputs(
+        token_ids=_int32(np.concatenate([s.tokens[start:end] for s, start, end in parts])),
+        positions=_int32(np.concatenate(positions)),
+        slot_mapping=_int32(np.concatenate(slots)),
+        block_tables=_int32(tables),
+        query_start_loc=_int32(starts),
+        prefix_offsets=_int32(np.array([start for _, start, _ in parts])),
+        logits_indices=_int32(np.arange(starts[-1])),
     )
-    return StepInputs(*[np.ascontiguousarray(array, np.int32) for array in arrays])
+
+
+def _int32(array: NDArray[Any]) -> NDArray[np.int32]:
+    return np.ascontiguousarray(array, np.int32)
 
 
 def run_step(executable: Executable, parts: SequenceOf[Part]) -> list[NDArray[np.float32]]:

@@ -176,7 +176,8 @@ def test_one_inputs_object_may_come_again_with_other_contents(
     for position in (40, 41, 42):
         now = pack([(SEQUENCE, position, position + 1)])
         for field in dataclasses.fields(StepInputs):
-            getattr(decode, field.name)[...] = getattr(now, field.name)
+            if field.name != "features":
+                getattr(decode, field.name)[...] = getattr(now, field.name)
         assert_equal(engine, executable.run(decode).logits, wanted[position : position + 1])
         if position == 41:
             whole(executable, OTHER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -20,6 +21,7 @@ from octavo.runtime.sampling.sampling_params import SamplingParams
 from octavo.runtime.step_budget import SchedulingOptions
 
 VOCAB_SIZE = 97
+INPUT_NAMES = tuple(field.name for field in dataclasses.fields(StepInputs))
 
 
 class RecordingExecutable(NullExecutable):
@@ -39,7 +41,7 @@ class RecordingExecutable(NullExecutable):
         super().copy_blocks(copies)
 
     def run(self, inputs: StepInputs) -> StepOutputs:
-        copies = {f.name: getattr(inputs, f.name).copy() for f in dataclasses.fields(inputs)}
+        copies = {name: copy.copy(getattr(inputs, name)) for name in INPUT_NAMES}
         self.steps.append(StepInputs(**copies))
         outputs = super().run(inputs)
         if self.on_run is not None:

@@ -39,6 +39,7 @@ EVERY_FIELD: dict[str, Any] = {
     "logit_bias": {3: -0.1, 11: 5},
     "allowed_token_ids": [3, 11, 2],
     "output_kind": RequestOutputKind.FINAL_ONLY,
+    "speculate": False,
 }
 
 

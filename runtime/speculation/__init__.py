@@ -1,0 +1,1 @@
+"""Drafters propose tokens, the engine's next step verifies them."""

@@ -1,0 +1,139 @@
+"""How many tokens are worth drafting, by what drafts have come to and what steps have cost.
+
+A further draft costs the same in every step, and is worth what it is likely to be accepted. The
+draft j of a sequence is accepted with about a^j, a the share of its drafts that were; it is worth
+its cost c while a^j is more than the tokens that the engine makes in the time c without it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from octavo.runtime.request import Request
+from octavo.runtime.speculation.verified import Verified
+
+# How much of an average the newest value is.
+_REQUEST_WEIGHT = 0.15
+_METHOD_WEIGHT = 0.02
+_COST_WEIGHT = 0.05
+# What is expected of drafts before anything is known.
+_FIRST_ACCEPTANCE = 0.7
+# A sequence whose drafts do not pay gets one now and then: texts change.
+_FIRST_PAUSE = 8
+_LONGEST_PAUSE = 64
+
+
+@dataclass
+class _History:
+    """Of one sequence's drafts."""
+
+    acceptance: float
+    pause: int = _FIRST_PAUSE  # steps without drafts, when they do not pay
+    num_skipped: int = 0
+
+
+class StepCost:
+    """seconds = base + slope * tokens, fitted to recent steps of few tokens."""
+
+    def __init__(self) -> None:
+        self._weight = self._tokens = self._seconds = self._squares = self._products = 0.0
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        keep = 1 - _COST_WEIGHT
+        self._weight = self._weight * keep + 1
+        self._tokens = self._tokens * keep + num_tokens
+        self._seconds = self._seconds * keep + seconds
+        self._squares = self._squares * keep + num_tokens * num_tokens
+        self._products = self._products * keep + num_tokens * seconds
+
+    def fit(self) -> tuple[float, float] | None:
+        """(base, slope), both at least 0; None before two different sizes were seen."""
+        spread = self._weight * self._squares - self._tokens * self._tokens
+        if spread <= 1e-9 * max(self._squares, 1.0):
+            return None
+        slope = (self._weight * self._products - self._tokens * self._seconds) / spread
+        slope = max(slope, 0.0)
+        base = max((self._seconds - slope * self._tokens) / self._weight, 0.0)
+        return base, slope
+
+
+class DraftController:
+    """max_tokens  most drafts of a sequence; all of them always, unless `adaptive`"""
+
+    def __init__(self, max_tokens: dict[str, int], *, adaptive: bool = True) -> None:
+        self._max_tokens = max_tokens  # by method
+        self._adaptive = adaptive
+        self._histories: WeakKeyDictionary[Request, dict[str, _History]] = WeakKeyDictionary()
+        self._acceptance = dict.fromkeys(max_tokens, _FIRST_ACCEPTANCE)
+        self._draft_seconds = dict.fromkeys(max_tokens, 0.0)  # of one token
+        self._cost = StepCost()
+        self._num_seqs = 1
+
+    @property
+    def max_tokens(self) -> int:
+        return max(self._max_tokens.values(), default=0)
+
+    def begin(self, num_seqs: int) -> None:
+        """The next step has about `num_seqs` sequences."""
+        self._num_seqs = max(num_seqs, 1)
+
+    def observe_step(self, num_tokens: int, seconds: float) -> None:
+        if num_tokens <= self._num_seqs * (self.max_tokens + 1):  # without a prompt
+            self._cost.observe(num_tokens, seconds)
+
+    def observe_drafting(self, method: str, num_drafts: int, seconds: float) -> None:
+        if num_drafts:
+            old = self._draft_seconds[method]
+            self._draft_seconds[method] += _COST_WEIGHT * (seconds / num_drafts - old)
+
+    def observe_verified(self, verified: Verified) -> None:
+        history = self._history(verified.request, verified.method)
+        # Drafts behind a rejected one say nothing.
+        num_tried = min(verified.num_accepted + 1, verified.num_drafts)
+        share = verified.num_accepted / num_tried
+        for _ in range(num_tried):
+            history.acceptance += _REQUEST_WEIGHT * (share - history.acceptance)
+        method = verified.method
+        self._acceptance[method] += _METHOD_WEIGHT * (share - self._acceptance[method])
+        if verified.num_accepted:
+            history.pause = _FIRST_PAUSE
+
+    def length(self, request: Request, method: str) -> int:
+        """Most drafts for a sequence's next step; 0 where they would cost more than they gain."""
+        most = self._max_tokens[method]
+        if not self._adaptive:
+            return most
+        history = self._history(request, method)
+        wanted = self._worthwhile(history.acceptance, method, most)
+        if wanted > 0:
+            return wanted
+        history.num_skipped += 1
+        if history.num_skipped < history.pause:
+            return 0
+        history.num_skipped = 0
+        history.pause = min(2 * history.pause, _LONGEST_PAUSE)
+        return 1
+
+    def _worthwhile(self, acceptance: float, method: str, most: int) -> int:
+        fitted = self._cost.fit()
+        if fitted is None:
+            return most
+        base, slope = fitted
+        step_seconds = base + slope * self._num_seqs
+        draft_seconds = slope + self._draft_seconds[method]
+        if step_seconds <= 0 or draft_seconds <= 0:
+            return most
+        least = draft_seconds * self._num_seqs / step_seconds
+        if acceptance < least:
+            return 0
+        if acceptance >= 1.0:
+            return most
+        return min(most, int(math.log(least) / math.log(acceptance)))
+
+    def _history(self, request: Request, method: str) -> _History:
+        histories = self._histories.setdefault(request, {})
+        if method not in histories:
+            histories[method] = _History(self._acceptance[method])
+        return histories[method]
