@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from octavo.tools import console
+from octavo.tools import console, speculative_options
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -49,6 +49,7 @@ def build_engine(
     block_size: Annotated[
         int | None, typer.Option(help="Tokens in one cache block.", show_default=False)
     ] = None,
+    speculative: speculative_options.BuildOption = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Ignore the build cache.")] = False,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code of the checkpoint.")
@@ -72,6 +73,7 @@ def build_engine(
         output=output,
         use_cache=not no_cache,
         trust_remote_code=trust_remote_code,
+        speculative=speculative_options.drafters_to_build(speculative),
         **given,
     )
 
@@ -98,6 +100,7 @@ def _config(**options: Any) -> BuildConfig:
     except ValidationError as error:
         first = error.errors()[0]
         name = "--" + str(first["loc"][0]).replace("_", "-") if first["loc"] else "the options"
+        name = " ".join([name, *(part for part in first["loc"][1:] if isinstance(part, str))])
         raise console.usage_error(f"{name}: {first['msg']} (got {first['input']!r})") from None
 
 
@@ -164,6 +167,7 @@ def _as_json(result: BuildResult, seconds: float) -> dict[str, Any]:
         "quantization": result.manifest.quantization,
         "kv_cache_dtype": result.manifest.kv_cache_dtype,
         "limits": result.manifest.limits.model_dump(),
+        "drafters": [drafter.model_dump() for drafter in result.manifest.drafters],
     }
 
 
@@ -182,6 +186,10 @@ def _print(result: BuildResult, seconds: float) -> None:
         f"in {_types(manifest)}, {console.size(total)}, {source} in {seconds:.1f} s\n"
         f"up to {limits.max_model_len} tokens a request, {limits.max_num_seqs} sequences and "
         f"{limits.max_num_batched_tokens} tokens a step, blocks of {limits.block_size}"
+        + "".join(
+            f"\ndrafter {drafter.method}, up to {drafter.num_speculative_tokens} tokens"
+            for drafter in manifest.drafters
+        )
     )
 
 

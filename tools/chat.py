@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from octavo.graphs.errors import OctavoError, RequestError
-from octavo.tools import chat_notes, options
+from octavo.tools import chat_notes, options, speculative_options
 from octavo.tools.chat_terminal import ChatTerminal
 from octavo.tools.console import print_tables, reports_errors
 from octavo.tools.conversation import Conversation, Exchange
@@ -55,6 +55,7 @@ def chat(
     stop: options.Stop = None,
     kv_cache_memory: options.KVCacheMemory = options.DEFAULT_KV_CACHE_MEMORY,
     num_threads: options.NumThreads = None,
+    speculative: speculative_options.ServeOption = None,
 ) -> None:
     """Talk with an engine; each line is a message, /help lists the commands.
 
@@ -77,7 +78,12 @@ def chat(
         output_kind=RequestOutputKind.DELTA,
         **given,
     )
-    with LLM(engine, kv_cache_memory=kv_cache_memory, num_threads=num_threads) as llm:
+    with LLM(
+        engine,
+        kv_cache_memory=kv_cache_memory,
+        num_threads=num_threads,
+        speculative=speculative_options.drafters_to_use(speculative),
+    ) as llm:
         # Before anything is typed: an engine that cannot chat says so.
         llm.chat_prompt([{"role": "user", "content": "Hello"}])
         Chat(llm, params, ChatTerminal(), system=system or None).run()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from octavo.tools import completions, options
+from octavo.tools import completions, options, speculative_options
 from octavo.tools.console import print_json, reports_errors, usage_error
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ def generate(
     ] = None,
     kv_cache_memory: options.KVCacheMemory = options.DEFAULT_KV_CACHE_MEMORY,
     num_threads: options.NumThreads = None,
+    speculative: speculative_options.ServeOption = None,
 ) -> None:
     """Complete prompts with an engine and print the text."""
     if stream and as_json:
@@ -177,7 +178,12 @@ def generate(
     from octavo.runtime import LLM
 
     params = _params(beam_width, length_penalty, common, sampling)
-    with LLM(engine, kv_cache_memory=kv_cache_memory, num_threads=num_threads) as llm:
+    with LLM(
+        engine,
+        kv_cache_memory=kv_cache_memory,
+        num_threads=num_threads,
+        speculative=speculative_options.drafters_to_use(speculative),
+    ) as llm:
         prompts: list[Prompt] = [_as_chat(llm, text) if chat else text for text in texts]
         prompts += [{"prompt_token_ids": row} for row in ids]
         if stream:

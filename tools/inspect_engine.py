@@ -96,9 +96,22 @@ def _overview(engine: Path, manifest: Manifest, compatibility: Compatibility) ->
         "target": " ".join([target.architecture, *features]),
         "runs here": "yes" if compatibility.ok else f"no: {compatibility.reason}",
         "format": str(manifest.format_version),
+        **_drafters(manifest),
     }.items():
         table.add_row(what, value)
     return table
+
+
+def _drafters(manifest: Manifest) -> dict[str, str]:
+    """A row for each drafter, with the bytes of those that are compiled."""
+    rows = {}
+    for drafter in manifest.drafters:
+        text = f"up to {drafter.num_speculative_tokens} tokens"
+        if drafter.path is not None:
+            own = (file.size for file in manifest.files if file.path.startswith(drafter.path + "/"))
+            text += f", {console.size(sum(own))}"
+        rows[f"drafter {drafter.method}"] = text
+    return rows
 
 
 def _quantization(manifest: Manifest) -> str:

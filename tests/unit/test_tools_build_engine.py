@@ -13,6 +13,7 @@ from octavo.backends import null
 from octavo.backends.bundle import read_manifest
 from octavo.backends.manifest import Limits
 from octavo.compiler import BuildConfig, BuildResult
+from octavo.compiler.config import SpeculativeConfig
 from octavo.compiler.stages import StageObserver, Stages
 from octavo.graphs.errors import CheckpointError
 from octavo.tools.build_engine import app
@@ -162,3 +163,64 @@ def test_model_and_output_are_required() -> None:
     result = CliRunner().invoke(app, ["--model", "m"])
     assert result.exit_code == 2
     assert "--output" in result.stderr
+
+
+def test_drafters_reach_the_compiler(fake: FakeCompiler, tmp_path: Path) -> None:
+    options = ["--model", "m", "--output", str(tmp_path / "engine")]
+    options += ["--speculative", "ngram,num_speculative_tokens=8,prompt_lookup_max=4"]
+    options += ["--speculative", "method=eagle3,model=head,quantization=none"]
+    result = CliRunner().invoke(app, options)
+    assert result.exit_code == 0, result.stderr
+    (config,) = fake.configs
+    assert config.speculative == (
+        SpeculativeConfig(method="ngram", num_speculative_tokens=8, prompt_lookup_max=4),
+        SpeculativeConfig(method="eagle3", model="head", quantization="none"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("method=ngram,k=4", "--speculative has no key 'k': choose from method, model, "),
+        ("num_speculative_tokens=4", "names no method: add method=NAME"),
+        ("method=ngram,method=eagle", "names method twice"),
+        ("ngram,4", "'4' is no key=value"),
+        ("method=telepathy", "--speculative method: "),
+        ("method=ngram,num_speculative_tokens=33", "--speculative num_speculative_tokens: "),
+    ],
+)
+def test_a_drafter_that_is_no_drafter_is_wrong_usage(
+    fake: FakeCompiler, tmp_path: Path, given: str, sentence: str
+) -> None:
+    options = ["--model", "m", "--output", str(tmp_path / "engine"), "--speculative", given]
+    result = CliRunner().invoke(app, options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert sentence in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert fake.configs == []
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("method=eagle", "--speculative method=eagle needs model=CHECKPOINT"),
+        ("method=mtp,model=x", "--speculative method=mtp has no checkpoint of its own"),
+        ("method=eagle,model=x,prompt_lookup_min=2", "are options of method=ngram"),
+    ],
+)
+def test_a_drafter_that_does_not_fit_together_is_refused(
+    fake: FakeCompiler, tmp_path: Path, given: str, sentence: str
+) -> None:
+    options = ["--model", "m", "--output", str(tmp_path / "engine"), "--speculative", given]
+    result = CliRunner().invoke(app, options)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert sentence in result.stderr
+    assert fake.configs == []
+
+
+def test_a_method_is_named_once(fake: FakeCompiler, tmp_path: Path) -> None:
+    options = ["--model", "m", "--output", str(tmp_path / "engine")]
+    options += ["--speculative", "ngram", "--speculative", "ngram"]
+    result = CliRunner().invoke(app, options)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "names method=ngram twice" in result.stderr
