@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import onnx
 
 from octavo.graphs.ops import (
+    accept_onnx,
     activation_onnx,
     fused_paged_attention_onnx,
     linear_onnx,
@@ -15,6 +16,7 @@ from octavo.graphs.ops import (
     quantization_onnx,
     quantized_linear_onnx,
 )
+from octavo.graphs.ops.accept import SCHEMA as ACCEPT
 from octavo.graphs.ops.activation import ACTIVATE, ACTIVATE_QUANTIZE
 from octavo.graphs.ops.fused_paged_attention import INT8_SCHEMA as FUSED_INT8
 from octavo.graphs.ops.fused_paged_attention import SCHEMA as FUSED
@@ -26,6 +28,7 @@ from octavo.graphs.ops.quantized_linear import SCHEMA as QUANTIZED_LINEAR
 from octavo.graphs.ops.schema import DOMAIN
 
 FUNCTIONS: dict[str, Callable[[], onnx.FunctionProto]] = {
+    ACCEPT.onnx_name: accept_onnx.function,
     ACTIVATE.onnx_name: activation_onnx.function,
     ACTIVATE_QUANTIZE.onnx_name: activation_onnx.quantize_function,
     FUSED.onnx_name: fused_paged_attention_onnx.function,

@@ -8,7 +8,7 @@ from typing import Any, cast
 import onnx_ir as ir
 
 from octavo.backends.onnx_lowering.lowering import LoweringContext, lowers
-from octavo.graphs.ops import activation, norm, quantization
+from octavo.graphs.ops import accept, activation, norm, quantization
 from octavo.graphs.ops.linear import LINEAR_RESIDUAL
 from octavo.graphs.ops.linear import SCHEMA as LINEAR
 from octavo.graphs.ops.schema import DOMAIN, OperatorSchema
@@ -30,6 +30,7 @@ def _same_operator(schema: OperatorSchema) -> Any:
 
 
 for _schema in (
+    accept.SCHEMA,
     activation.ACTIVATE,
     activation.ACTIVATE_QUANTIZE,
     norm.NORM,

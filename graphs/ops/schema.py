@@ -14,7 +14,7 @@ class Operand:
     """One tensor; `type_group` is "T" for the float type of the graph, else a fixed dtype."""
 
     name: str
-    type_group: Literal["T", "float32", "float16", "int8", "uint8", "int32"]
+    type_group: Literal["T", "float64", "float32", "float16", "int8", "uint8", "int32"]
     meaning: str
 
 

@@ -41,7 +41,8 @@ enum class ElementType : int {
   kInt8 = 3,
   kInt32 = 6,
   kInt64 = 7,
-  kFloat16 = 10
+  kFloat16 = 10,
+  kDouble = 11
 };
 
 // OrtCustomOp of API version 21: a version and 25 function pointers, in this order.

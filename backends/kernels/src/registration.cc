@@ -1,4 +1,5 @@
 // What ONNX Runtime and Python see of the library. To add an op, list its kernel class in `kOps`.
+#include "accept.h"
 #include "cpu_features.h"
 #include "custom_op.h"
 #include "export.h"
@@ -17,6 +18,7 @@ namespace {
 
 constexpr int kLibraryVersion = 1;
 
+const CustomOpFor<Accept> kAccept;
 const CustomOpFor<FusedPagedAttention> kFusedPagedAttention;
 const CustomOpFor<FusedPagedAttentionInt8> kFusedPagedAttentionInt8;
 const CustomOpFor<Linear> kLinear;
@@ -28,8 +30,9 @@ const CustomOpFor<NormQuantize> kNormQuantize;
 const CustomOpFor<Activate> kActivate;
 const CustomOpFor<ActivateQuantize> kActivateQuantize;
 const ort::CustomOp* const kOps[] = {
-    &kFusedPagedAttention, &kFusedPagedAttentionInt8, &kLinear,   &kPagedAttention,  &kQuantizedLinear,
-    &kQuantize,            &kNorm,                    &kNormQuantize, &kActivate,    &kActivateQuantize};
+    &kAccept,  &kFusedPagedAttention, &kFusedPagedAttentionInt8, &kLinear,
+    &kPagedAttention, &kQuantizedLinear, &kQuantize, &kNorm, &kNormQuantize, &kActivate,
+    &kActivateQuantize};
 
 // One domain for the life of the process: a session keeps only a pointer to it.
 ort::CustomOpDomain* domain() {

@@ -35,17 +35,26 @@ float min_p_threshold(float largest, float scale, double min_p) {
 
 }  // namespace
 
-int32_t sample(const SamplingKernel& kernel, const SamplingRow& row, int64_t vocab_size,
-               Candidates& candidates) {
+double weigh_kept(const SamplingKernel& kernel, const SamplingRow& row, int64_t vocab_size,
+                  Candidates& candidates) {
   const float largest = candidates.start(kernel, row.logits, vocab_size);
-  if (!std::isfinite(largest)) return -1;
-  if (row.temperature == 0.0) return candidates.first_of_largest();
+  if (!std::isfinite(largest)) return 0.0;
   const float scale = scale_of(row.temperature);
   if (row.top_k > 0 && row.top_k < vocab_size)
     candidates.keep_at_least(candidates.find_top_k(row.top_k).threshold);
   if (row.min_p > 0.0) candidates.keep_at_least(min_p_threshold(largest, scale, row.min_p));
-  double total = candidates.weigh(scale);
-  if (row.top_p < 1.0) total = candidates.keep_top_p(scale, row.top_p * total);
+  const double total = candidates.weigh(scale);
+  return row.top_p < 1.0 ? candidates.keep_top_p(scale, row.top_p * total) : total;
+}
+
+int32_t sample(const SamplingKernel& kernel, const SamplingRow& row, int64_t vocab_size,
+               Candidates& candidates) {
+  if (row.temperature == 0.0) {
+    const float largest = candidates.start(kernel, row.logits, vocab_size);
+    return std::isfinite(largest) ? candidates.first_of_largest() : -1;
+  }
+  const double total = weigh_kept(kernel, row, vocab_size, candidates);
+  if (total == 0.0) return -1;
   return candidates.at_cumulative(uniform(row.seed, row.position, row.choice) * total);
 }
 

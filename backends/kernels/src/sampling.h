@@ -27,6 +27,11 @@ struct SamplingRow {
 int32_t sample(const SamplingKernel& kernel, const SamplingRow& row, int64_t vocab_size,
                Candidates& candidates);
 
+// What `sample` begins with: rules out all but what temperature, top-k, min-p and top-p leave, and
+// weighs it. Returns the sum of weights, 0 where the largest logit is not finite or a logit is NaN.
+double weigh_kept(const SamplingKernel& kernel, const SamplingRow& row, int64_t vocab_size,
+                  Candidates& candidates);
+
 struct LogprobsRow {
   const float* logits;  // [vocab_size]
   int32_t token_id;     // outside of the vocabulary: probability 0, last rank

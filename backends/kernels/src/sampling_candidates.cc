@@ -1,6 +1,7 @@
 #include "sampling_candidates.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 
@@ -124,6 +125,47 @@ int32_t Candidates::at_cumulative(double goal) const {
   int64_t index = block * kSamplingBlock;
   while ((before += static_cast<double>(weights_[index])) <= goal) ++index;
   return id(index);
+}
+
+// In a list ids ascend. Of a token that is not listed, the number of candidates.
+int64_t Candidates::index_of(int32_t token) const {
+  if (!listed_) return token;
+  const auto end = ids_.begin() + count_;
+  const auto found = std::lower_bound(ids_.begin(), end, token);
+  return found != end && *found == token ? found - ids_.begin() : count_;
+}
+
+double Candidates::weight_of(int32_t token) const {
+  const int64_t index = index_of(token);
+  return index < count_ ? static_cast<double>(weights_[index]) : 0.0;
+}
+
+double Candidates::take_away(int32_t token, double total) {
+  const int64_t index = index_of(token);
+  if (index == count_) return total;
+  const auto weight = static_cast<double>(weights_[index]);
+  sums_[index / kSamplingBlock] -= weight;
+  weights_[index] = 0.0f;
+  return total - weight;
+}
+
+// What is left is rounded to multiples of 2^-34 again, so that sums stay exact.
+double Candidates::take_away(const float* probs, double total) {
+  constexpr double kUnit = 0x1p-34;
+  double left = 0.0;
+  for (int64_t block = 0; block < sampling_blocks(count_); ++block) {
+    const int64_t end = std::min((block + 1) * kSamplingBlock, count_);
+    double sum = 0.0;
+    for (int64_t i = block * kSamplingBlock; i < end; ++i) {
+      const double rest = weights_[i] - total * static_cast<double>(probs[id(i)]);
+      const auto rounded = static_cast<float>(rest > 0.0 ? std::nearbyint(rest / kUnit) * kUnit : 0.0);
+      weights_[i] = static_cast<float>(std::nearbyint(rounded / kUnit) * kUnit);
+      sum += static_cast<double>(weights_[i]);
+    }
+    sums_[block] = sum;
+    left += sum;
+  }
+  return left;
 }
 
 // The cut lies in [low, high): logits of at least `high` do not reach the goal, those of at least

@@ -35,6 +35,13 @@ class Candidates {
   // The first candidate at which the cumulative weight passes `goal`, which is less than the sum.
   int32_t at_cumulative(double goal) const;
 
+  // The weight of a token, 0 if it is ruled out.
+  double weight_of(int32_t token) const;
+  // Takes what a token weighs, or `total` times probs [row] of each one, away from the weights, as
+  // far as there is any; returns what all weigh then. The token is one of the row's.
+  double take_away(int32_t token, double total);
+  double take_away(const float* probs, double total);
+
   // Makes a list of the candidates in the cut of find_top_k, which are `count` then.
   void list(const Cut& cut);
   int32_t id(int64_t index) const { return listed_ ? ids_[index] : static_cast<int32_t>(index); }
@@ -43,6 +50,7 @@ class Candidates {
  private:
   const float* logits() const { return listed_ ? logits_.data() : row_; }
   const float* maxima() const { return listed_ ? nullptr : maxima_.data(); }
+  int64_t index_of(int32_t token) const;
   int64_t find(float threshold, int64_t limit);
   void list_found(int64_t found);
   Cut find_cut(const float* weights, double goal, float step);
