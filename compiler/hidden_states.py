@@ -60,18 +60,22 @@ class HiddenStatesTap(nn.Module):
 
         `rows` is None where the model has chosen the rows of its logits itself.
         """
+        hidden = self.read_all()[0]
+        if self.projection is not None:
+            hidden = self.projection(hidden)
+        if self._wanted.rows == "logits" and rows is not None:
+            hidden = hidden[rows]
+        return hidden.float()
+
+    def read_all(self) -> Tensor:
+        """[B, T, layers * h] of the pass that was listened to, as the modules passed it."""
         seen, self._seen = self._seen, []
         if len(seen) != max(1, len(self._wanted.layers)):
             raise UnsupportedModelError(
                 f"{type(self._model[0]).__name__} does not pass its hidden states where a drafter "
                 "reads them: build without --speculative"
             )
-        hidden = torch.cat(seen, dim=-1) if len(seen) > 1 else seen[0]
-        if self._wanted.rows == "logits" and rows is not None:
-            hidden = hidden[rows]
-        if self.projection is not None:
-            hidden = self.projection(hidden)
-        return hidden.float()
+        return torch.cat(seen, dim=-1) if len(seen) > 1 else seen[0]
 
     def _hooks(self) -> list[Any]:
         model: Any = self._model[0]
@@ -88,10 +92,10 @@ class HiddenStatesTap(nn.Module):
         return module.register_forward_pre_hook(self._keep_input, with_kwargs=True)
 
     def _keep_input(self, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self._seen.append(cast(Tensor, given[0] if given else named["hidden_states"])[0])
+        self._seen.append(cast(Tensor, given[0] if given else named["hidden_states"]))
 
     def _keep_result(self, _: nn.Module, __: tuple[Any, ...], result: Any) -> None:
-        self._seen.append(cast(Tensor, result)[0])
+        self._seen.append(cast(Tensor, result))
 
 
 def decoder_layers(decoder: nn.Module) -> nn.ModuleList:

@@ -8,6 +8,7 @@ from octavo.tools.console import application
 from octavo.tools.generate import generate
 from octavo.tools.inspect_engine import inspect
 from octavo.tools.options import GroupedCommand
+from octavo.tools.train_drafter import train_drafter
 from octavo.tools.verify import verify
 
 app = application("Runs and examines the engines that `build-engine` makes.")
@@ -15,6 +16,7 @@ app.command(cls=GroupedCommand)(generate)
 app.command(cls=GroupedCommand)(chat)
 app.command()(inspect)
 app.command()(verify)
+app.command("train-drafter")(train_drafter)
 app.add_typer(bench, name="bench")
 
 

@@ -37,12 +37,16 @@ class Eagle3Layer(nn.Module):
         self.mlp: nn.Module = cast(Any, LlamaMLP)(config)
         self._norms_residual = norms_residual
 
+    def residual(self, features: Tensor, normed: Tensor) -> Tensor:
+        """What the attention's result is added to."""
+        return normed if self._norms_residual else features
+
     def forward(
         self, embedded: Tensor, features: Tensor, angles: tuple[Tensor, Tensor], positions: Tensor
     ) -> Tensor:
         """embedded, features [1, T, h], positions i64 [1, T] -> [1, T, h]."""
         normed = self.hidden_norm(features)
-        residual = normed if self._norms_residual else features
+        residual = self.residual(features, normed)
         joined = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
         attended, _ = self.self_attn(
             hidden_states=joined,

@@ -1,0 +1,1 @@
+"""Trains drafters on what their target says itself."""
