@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:  # pydantic stays off the import path of `octavo.runtime`
+if TYPE_CHECKING:  # pydantic and torch stay off the import path of `octavo.runtime`
+    from torch.export import ExportedProgram
+
     from octavo.backends.manifest import KvLayout, Limits, Manifest, Profile, Target
     from octavo.graphs.program import CapturedProgram
     from octavo.graphs.spec import CacheDType, FloatDType, Quantization
@@ -39,6 +41,25 @@ class StepOutputs:
 
     logits: Float32Array  # [L, V]
     hidden_states: Float32Array | None = None  # [L, F] or [T, F], as the spec says
+
+
+@dataclass(frozen=True)
+class AcceptInputs:
+    """The operands of `octavo.graphs.ops.accept`, by their names; V is the sampled vocabulary."""
+
+    logits: Float32Array  # [L, V]
+    edit_rows: Int32Array  # [E]
+    edit_token_ids: Int32Array  # [E]
+    edit_values: Float32Array  # [E]
+    first_rows: Int32Array  # [L]
+    draft_token_ids: Int32Array  # [L]
+    draft_probs: Float32Array  # [P, V]
+    prob_rows: Int32Array  # [L]
+    temperature: NDArray[np.float64]  # [L]
+    top_k: Int32Array  # [L]
+    top_p: NDArray[np.float64]  # [L]
+    min_p: NDArray[np.float64]  # [L]
+    uniforms: NDArray[np.float64]  # [L, 2]
 
 
 @dataclass(frozen=True)
@@ -115,6 +136,12 @@ class Executable(Protocol):
         In the given order: a block may be a source first and a destination later.
         """
 
+    def accept(self, inputs: AcceptInputs) -> Int32Array:
+        """Runs the acceptance graph: token_ids i32 [L], see `octavo.graphs.ops.accept`.
+
+        BackendError where the engine was built without one.
+        """
+
     def close(self) -> None:
         """Frees everything; harmless when called twice."""
 
@@ -132,6 +159,9 @@ class Backend(Protocol):
 
     def build(self, program: CapturedProgram, options: BuildOptions, staging: Path) -> BuiltFiles:
         """Writes the ahead-of-time artefact into `staging`."""
+
+    def build_accept(self, exported: ExportedProgram, staging: Path) -> str:
+        """Writes the acceptance graph (`octavo.graphs.accept`) into `staging`; returns its name."""
 
     def check(self, manifest: Manifest) -> Compatibility:
         """Compares an engine's target and versions with this machine; imports nothing heavy."""

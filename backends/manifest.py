@@ -112,6 +112,7 @@ class Manifest(Frozen):
         default=DEFAULT_MAX_DRAFT_TOKENS, ge=1, description="of one sequence in a verify step"
     )
     drafters: tuple[DrafterRecord, ...] = ()
+    accept_file: str | None = Field(default=None, description="the graph of rejection sampling")
     passes: tuple[PassRecord, ...] = ()
     target: Target
     versions: dict[str, str] = Field(description="version of every library that built the engine")

@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from octavo.backends.manifest import Limits, Manifest, Profile
 
 
+def no_acceptance_graph() -> BackendError:
+    return BackendError(
+        "the engine has no acceptance graph: build it with a drafter of `build-engine "
+        '--speculative`, or use acceptance="exact"'
+    )
+
+
 def check_step(inputs: StepInputs, manifest: Manifest, num_blocks: int) -> None:
     """Raises BackendError naming the first thing that is wrong.
 

@@ -183,6 +183,7 @@ def _build(config: BuildConfig, opened: _Opened, output: Path, stages: Stages) -
             blocks = _blocks(checkpoint, options)
             program = compile_graph(program, backend, options, stages, blocks)
             drafters = _drafters(config, opened, program.spec, weights, options, staging, stages)
+            accept_file = _accept_file(opened, program.spec, config.backend, staging, stages)
         with stages.stage(backend.name) as stage:
             built = backend.build(program, options, staging)
             stage.size = sum((staging / file).stat().st_size for file in built.files)
@@ -190,7 +191,11 @@ def _build(config: BuildConfig, opened: _Opened, output: Path, stages: Stages) -
             checkpoint.write_tokenizer(staging)
         with stages.stage("publish") as stage:
             manifest = graph_manifest(program, backend, options, built).model_copy(
-                update={"max_draft_tokens": config.max_draft_tokens, "drafters": drafters}
+                update={
+                    "max_draft_tokens": config.max_draft_tokens,
+                    "drafters": drafters,
+                    "accept_file": accept_file,
+                }
             )
             manifest = publish(staging, output, manifest)
             stage.size = _size(manifest)
@@ -229,6 +234,18 @@ def _drafters(
         )
         for drafter in config.speculative
     )
+
+
+def _accept_file(
+    opened: _Opened, spec: ModelSpec, backend: str, staging: Path, stages: Stages
+) -> str | None:
+    """The acceptance graph, for drafters that can tell how likely their drafts are."""
+    if not opened.drafters:
+        return None
+    from octavo.graphs.accept import export_accept
+
+    with stages.stage("accept"):
+        return registry.get(backend).build_accept(export_accept(spec.sampled_vocab_size), staging)
 
 
 def _weights_in_files(options: BuildOptions, staging: Path) -> AbstractContextManager[None]:

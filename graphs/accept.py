@@ -56,15 +56,17 @@ class AcceptGraph(nn.Module):
         return cast(Tensor, torch.ops.octavo.accept(*operands, self._sampled_vocab_size))
 
 
-def export_accept(vocab_size: int, sampled_vocab_size: int) -> ExportedProgram:
-    """The graph for logits [L, vocab_size] with any number of rows, edits and probabilities."""
+def export_accept(sampled_vocab_size: int) -> ExportedProgram:
+    """The graph for logits [L, V] over the tokens that are sampled, with any number of rows, edits
+    and probabilities."""
     rows, edits, probs = (Dim(name, min=0) for name in (_ROWS, _EDITS, _PROBS))
     dims = {_ROWS: rows, _EDITS: edits, _PROBS: probs}
     sizes = {_ROWS: 3, _EDITS: 4, _PROBS: 5}
     examples, shapes = [], []
+    size = sampled_vocab_size
     for operand in SCHEMA.inputs:
         first = operand.meaning[1]  # the letter of the first axis
-        tail = {"logits": [vocab_size], "draft_probs": [vocab_size], "uniforms": [2]}
+        tail = {"logits": [size], "draft_probs": [size], "uniforms": [2]}
         shape = [sizes[first], *tail.get(operand.name, [])]
         examples.append(torch.zeros(shape, dtype=getattr(torch, operand.type_group)))
         shapes.append({0: dims[first]})

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from octavo.backends.base import Float32Array
+from octavo.backends.base import Executable, Float32Array
 from octavo.graphs.errors import BackendError, OctavoError, RequestError
 from octavo.runtime.request import Request
 from octavo.runtime.sampling.beam_search import BeamCandidates
 from octavo.runtime.sampling.logits_processors import LogitsRow, apply_processors
 from octavo.runtime.sampling.sampler import LogprobsRow, RowLogprobs, Sampler, SamplingRow
 from octavo.runtime.scheduler import ScheduledRequest, StepPlan
+from octavo.runtime.speculation.rejection import VerifiedRows, accept_drafts
 
 NOT_FINITE = -1  # the sampler's answer to logits among which no token can be chosen
 
@@ -48,10 +49,15 @@ class _Sampling:
 
 
 class Acceptance:
-    """Reads the rows of one engine's logits."""
+    """Reads the rows of one engine's logits.
 
-    def __init__(self, sampled_vocab_size: int) -> None:
+    rejection  whose acceptance graph decides about the drafts of sequences that sample; None keeps
+               those that equal what is sampled anyway
+    """
+
+    def __init__(self, sampled_vocab_size: int, rejection: Executable | None = None) -> None:
         self._vocab_size = sampled_vocab_size
+        self._rejection = rejection
         self._sampler = Sampler(sampled_vocab_size)
 
     def accept(
@@ -74,7 +80,7 @@ class Acceptance:
                 rows = rows[num_prompt:]
             if rows:
                 self._add_samplings(request, gain, rows, samplings)
-        self._sample(samplings)
+        self._sample(self._without_rejection(samplings))
         self._find_logprobs(samplings, prompt_rows)
         return gains
 
@@ -99,6 +105,23 @@ class Acceptance:
         gain.candidates = request.group.candidates(edited[0])
         if not len(gain.candidates.token_ids):
             gain.error = _no_token(raw[0], edited[0])
+
+    def _without_rejection(self, samplings: list[_Sampling]) -> list[_Sampling]:
+        """Those that are still to be sampled after rejection sampling has had its own."""
+        if self._rejection is None:
+            return samplings
+        drawn: list[_Sampling] = []
+        others: list[_Sampling] = []
+        for sampling in samplings:
+            is_drawn = len(sampling.edited) > 1 and not sampling.request.params.greedy
+            (drawn if is_drawn else others).append(sampling)
+        if drawn:
+            rows = [VerifiedRows(s.request, s.raw, s.edited) for s in drawn]
+            for sampling, tokens in zip(drawn, accept_drafts(self._rejection, rows), strict=True):
+                sampling.gain.token_ids = tokens
+                if not tokens:
+                    sampling.gain.error = _no_token(sampling.raw[0], sampling.edited[0])
+        return others
 
     def _sample(self, samplings: Sequence[_Sampling]) -> None:
         rows: list[SamplingRow] = []

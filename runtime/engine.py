@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from octavo.backends.base import Executable, StepOutputs
 from octavo.runtime import invariants, stopping
@@ -42,6 +43,7 @@ class Engine:
         eviction_policy: str = DEFAULT_POLICY,
         scheduling: SchedulingOptions | None = None,
         speculator: Speculator | None = None,
+        acceptance: Literal["exact", "rejection"] = "exact",
     ) -> None:
         self.limits = limits
         self.speculator = speculator
@@ -54,7 +56,9 @@ class Engine:
         self.scheduler = Scheduler(limits, self.pool, self.prefix_cache, scheduling)
         self._executable = executable
         self._packer = BatchPacker(limits)
-        self._acceptance = Acceptance(sampled_vocab_size)
+        self._acceptance = Acceptance(
+            sampled_vocab_size, executable if acceptance == "rejection" else None
+        )
         self.metrics = EngineMetrics()
         self._requests: set[Request] = set()  # every sequence that waits or runs
         self._arrival_numbers = itertools.count()

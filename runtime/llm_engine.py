@@ -142,6 +142,7 @@ class LLMEngine:
                 eviction_policy=eviction_policy,
                 scheduling=scheduling,
                 speculator=speculator,
+                acceptance=speculation.acceptance,
             )
         except MemoryError:
             loaded.executable.close()

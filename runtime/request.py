@@ -81,7 +81,7 @@ class Request:
         self.num_tokens = self.num_prompt_tokens
         self.num_drafts = 0
         self.draft_method = ""  # of the drafter
-        self.draft_probs: Float32Array | None = None  # [drafts, V], see `Proposal`
+        self.draft_probs: Float32Array | None = None  # [drafts, V] of the sampled V
         self._token_ids = np.array(prompt_token_ids, dtype=np.int32)  # [capacity]
         self.logprobs: list[RowLogprobs] = []  # of each output token, if asked for
         self.prompt_logprobs: list[RowLogprobs] = []  # of the prompt's second token, third, ...

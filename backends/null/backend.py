@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 from octavo.backends import host
 from octavo.backends.base import BuildOptions, BuiltFiles, Compatibility, LoadOptions, Report
 from octavo.backends.null.executable import NullExecutable
+from octavo.backends.step_checks import no_acceptance_graph
 
 if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
     from octavo.backends.manifest import Manifest
     from octavo.graphs.program import CapturedProgram
     from octavo.graphs.spec import CacheDType, FloatDType
@@ -37,6 +40,9 @@ class NullBackend:
             kv_layout="reference",
             versions={},
         )
+
+    def build_accept(self, exported: ExportedProgram, staging: Path) -> str:
+        raise no_acceptance_graph()
 
     def check(self, manifest: Manifest) -> Compatibility:
         return host.check_target(manifest.target)

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.backends.base import Float32Array, StepInputs, StepOutputs
+from octavo.backends.base import (
+    AcceptInputs,
+    Float32Array,
+    Int32Array,
+    StepInputs,
+    StepOutputs,
+)
 from octavo.backends.null import context_hash
-from octavo.backends.step_checks import check_step
+from octavo.backends.step_checks import check_step, no_acceptance_graph
 from octavo.graphs.errors import BackendError
 
 if TYPE_CHECKING:
@@ -42,6 +48,9 @@ class NullExecutable:
         for source, destination in copies:
             self._tokens[destination] = self._tokens[source]
             self._positions[destination] = self._positions[source]
+
+    def accept(self, inputs: AcceptInputs) -> Int32Array:
+        raise no_acceptance_graph()
 
     def close(self) -> None:
         self._tokens = self._positions = None

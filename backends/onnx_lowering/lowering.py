@@ -24,6 +24,7 @@ from octavo.backends.onnx_lowering.builder import IR_VERSION, OPSET_VERSION, Gra
 from octavo.backends.onnx_lowering.functions import bodies_of
 from octavo.graphs import bindings
 from octavo.graphs.errors import UnsupportedModelError
+from octavo.graphs.ops.accept import SCHEMA as ACCEPT
 from octavo.graphs.ops.schema import DOMAIN
 from octavo.graphs.ops.schema import OPSET_VERSION as DOMAIN_VERSION
 from octavo.graphs.program import CapturedProgram
@@ -151,6 +152,18 @@ def to_onnx(program: CapturedProgram, layouts: Layouts) -> ir.Model:
     graph = lower_graph(program.exported, layouts)
     _name_inputs(graph.inputs, program.inputs)
     _name_outputs(graph.outputs, program.spec, graph.inputs[len(program.inputs) :])
+    return _model(graph)
+
+
+def accept_to_onnx(exported: ExportedProgram) -> ir.Model:
+    """The acceptance graph: its inputs keep the names of the operands of `octavo::accept`."""
+    graph = lower_graph(exported, Layouts())
+    (tokens,) = graph.outputs
+    tokens.name, tokens.shape = ACCEPT.outputs[0].name, ir.Shape([bindings.LOGITS_ROWS])
+    return _model(graph)
+
+
+def _model(graph: ir.Graph) -> ir.Model:
     used = [node.op_type for node in graph if node.domain == DOMAIN]
     functions = [cast(ir.Function, ir.from_proto(body)) for body in bodies_of(used)]
     return ir.Model(graph, ir_version=IR_VERSION, producer_name="octavo", functions=functions)

@@ -19,6 +19,8 @@ from octavo.graphs.ops.quantization import SCHEMA as QUANTIZE
 from octavo.graphs.ops.quantized_linear import SCHEMA as QUANTIZED_LINEAR
 
 if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
     from octavo.backends.manifest import Manifest
     from octavo.backends.onnxruntime.executable import OnnxRuntimeExecutable
     from octavo.graphs.program import CapturedProgram
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = "model.onnx.data"
+ACCEPT_FILE = "accept.onnx"
 # The kernels keep a block's keys in columns of 16.
 _BLOCK_SIZE_MULTIPLE = 16
 # Aligned weights can be mapped; a page is enough for every processor.
@@ -92,6 +95,15 @@ class OnnxRuntimeBackend:
             versions={"onnx_ir": importlib.metadata.version("onnx-ir")},
             backend_data={"model": MODEL_FILE},
         )
+
+    def build_accept(self, exported: ExportedProgram, staging: Path) -> str:
+        """Writes `accept.onnx`, whose one node has a kernel here and a body elsewhere."""
+        import onnx_ir as ir
+
+        from octavo.backends.onnx_lowering import accept_to_onnx
+
+        ir.save(accept_to_onnx(exported), staging / ACCEPT_FILE)
+        return ACCEPT_FILE
 
     def check(self, manifest: Manifest) -> Compatibility:
         try:

@@ -12,11 +12,20 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from octavo.backends import kernels
-from octavo.backends.base import Float32Array, LoadOptions, StepInputs, StepOutputs
+from octavo.backends.base import (
+    AcceptInputs,
+    Float32Array,
+    Int32Array,
+    LoadOptions,
+    StepInputs,
+    StepOutputs,
+)
 from octavo.backends.page_in import PageIn
+from octavo.backends.step_checks import no_acceptance_graph
 from octavo.graphs import bindings
 from octavo.graphs.bindings import Binding
 from octavo.graphs.errors import BackendError
+from octavo.graphs.ops.accept import SCHEMA as ACCEPT
 
 if TYPE_CHECKING:
     from octavo.backends.manifest import Manifest
@@ -27,6 +36,8 @@ class OnnxRuntimeExecutable:
 
     def __init__(self, model: Path, manifest: Manifest, options: LoadOptions) -> None:
         self._manifest = manifest
+        self._bundle = model.parent
+        self._accept: ort.InferenceSession | None = None  # until it is needed
         self._session: ort.InferenceSession | None = _session(model, options)
         self._binding = self._session.io_binding()
         layers = manifest.spec.kv_cache_bindings(
@@ -77,6 +88,21 @@ class OnnxRuntimeExecutable:
             raise BackendError(f"ONNX Runtime failed in a step: {error}") from error
         return self._outputs
 
+    def accept(self, inputs: AcceptInputs) -> Int32Array:
+        if self._accept is None:
+            name = self._manifest.accept_file
+            if name is None:
+                raise no_acceptance_graph()
+            # One node on one thread: a second pool would spin against the first.
+            self._accept = _session(self._bundle / name, LoadOptions(num_threads=1))
+        operands = {one.name: getattr(inputs, one.name) for one in ACCEPT.inputs}
+        try:
+            (tokens,) = self._accept.run(None, operands)
+        except Exception as error:
+            raise BackendError(f"ONNX Runtime failed in acceptance: {error}") from error
+        found: Int32Array = tokens
+        return found
+
     def _bind(self, inputs: StepInputs) -> None:
         """Binds the step's memory. The object is kept, so it tells that nothing else is bound."""
         self._bound = None
@@ -93,7 +119,7 @@ class OnnxRuntimeExecutable:
 
     def close(self) -> None:
         self._free_caches()
-        self._session = None
+        self._session = self._accept = None
 
     def _free_caches(self) -> None:
         if self._page_in is not None:

@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 
 from octavo.graphs.errors import BackendError
 from octavo.graphs.ops import (
+    accept_torch,
     activation_torch,
     fused_paged_attention_torch,
     linear_torch,
@@ -24,6 +25,7 @@ from octavo.graphs.ops.paged_attention_torch import paged_attention_
 
 # An archive calls their operators by name: they are registered when these are imported.
 REFERENCES = (
+    accept_torch,
     activation_torch,
     fused_paged_attention_torch,
     linear_torch,

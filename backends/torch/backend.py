@@ -11,12 +11,15 @@ from octavo.backends import host
 from octavo.backends.base import BuildOptions, BuiltFiles, Compatibility, LoadOptions, Report
 
 if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
     from octavo.backends.manifest import Manifest
     from octavo.backends.torch.executable import TorchExecutable
     from octavo.graphs.program import CapturedProgram
     from octavo.graphs.spec import CacheDType, FloatDType
 
 MODEL_FILE = "model.pt2"
+ACCEPT_FILE = "accept.pt2"
 
 
 class TorchBackend:
@@ -41,6 +44,12 @@ class TorchBackend:
             kv_layout="reference",
             versions={"torch": importlib.metadata.version("torch")},
         )
+
+    def build_accept(self, exported: ExportedProgram, staging: Path) -> str:
+        from octavo.backends.torch.archive import save
+
+        save(exported, staging / ACCEPT_FILE)
+        return ACCEPT_FILE
 
     def check(self, manifest: Manifest) -> Compatibility:
         try:

@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from octavo.backends.base import LoadOptions, StepInputs, StepOutputs
-from octavo.backends.step_checks import check_step
+from octavo.backends.base import (
+    AcceptInputs,
+    Int32Array,
+    LoadOptions,
+    StepInputs,
+    StepOutputs,
+)
+from octavo.backends.step_checks import check_step, no_acceptance_graph
 from octavo.backends.torch import archive
 from octavo.graphs.errors import BackendError
+from octavo.graphs.ops.accept import SCHEMA as ACCEPT
 
 if TYPE_CHECKING:
     from octavo.backends.manifest import Manifest
@@ -23,7 +30,9 @@ class TorchExecutable:
         if options.num_threads is not None:
             torch.set_num_threads(options.num_threads)
         self._manifest = manifest
+        self._bundle = model.parent
         self._module: Callable[..., Any] | None = archive.load(model)
+        self._accept: Callable[..., Any] | None = None  # until it is needed
         self._caches: list[Tensor] = []
         caches = manifest.spec.kv_cache_bindings(
             manifest.limits.block_size, manifest.kv_cache_dtype
@@ -71,6 +80,18 @@ class TorchExecutable:
         logits, *hidden_states, self._caches = outputs
         return StepOutputs(logits.numpy(), *(states.numpy() for states in hidden_states))
 
+    @torch.no_grad()
+    def accept(self, inputs: AcceptInputs) -> Int32Array:
+        if self._accept is None:
+            name = self._manifest.accept_file
+            if name is None:
+                raise no_acceptance_graph()
+            self._accept = archive.load(self._bundle / name)
+        operands = [torch.from_numpy(getattr(inputs, one.name)) for one in ACCEPT.inputs]
+        tokens: Int32Array = self._accept(*operands).numpy()
+        return tokens
+
     def close(self) -> None:
+        self._accept = None
         self._caches.clear()
         self._module = None

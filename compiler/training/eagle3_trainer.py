@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -171,7 +171,7 @@ class Eagle3Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = self._options.learning_rate * self._schedule()
         self._optimizer.zero_grad()
-        loss.backward()
+        cast(Any, loss).backward()
         torch.nn.utils.clip_grad_norm_(self.student.trained(), _CLIP)
         self._optimizer.step()
         self._step += 1

@@ -42,21 +42,16 @@ class DraftSampler:
         if not self.returns_probs:
             return [(token, None) for token in self._sampler.sample(rows)]
         certain = iter(self._sampler.sample([row for row in rows if row.params.greedy]))
-        return [
-            (next(certain), None) if row.params.greedy else self._draw(row, len(logits[0]))
-            for row in rows
-        ]
+        return [(next(certain), None) if row.params.greedy else self._draw(row) for row in rows]
 
-    def _draw(self, row: SamplingRow, num_columns: int) -> tuple[int, Float32Array | None]:
-        kept = distribution(row.logits[: self._vocab_size], row.params)
-        if not np.isfinite(kept).all():
+    def _draw(self, row: SamplingRow) -> tuple[int, Float32Array | None]:
+        probs = distribution(row.logits[: self._vocab_size], row.params)
+        if not np.isfinite(probs).all():
             return NO_TOKEN, None
-        probs = np.zeros(num_columns, dtype=np.float32)
-        probs[: self._vocab_size] = kept
         # A generator of its own for each token; the acceptance draws from other counters.
         bits = np.random.Philox(key=row.seed, counter=[row.position, row.choice, 1, 1])
         point = np.random.Generator(bits).random()
-        cumulative = np.cumsum(probs[: self._vocab_size], dtype=np.float64)
+        cumulative = np.cumsum(probs, dtype=np.float64)
         token = int(np.searchsorted(cumulative, point * cumulative[-1], side="right"))
         return token, probs
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Proposal(NamedTuple):
     """The tokens after a sequence's known ones, as far as a drafter has any.
 
-    probs  [len(token_ids), V], the distribution that each was drawn from; None where they were
-           chosen with certainty
+    probs  [len(token_ids), V] over the sampled vocabulary, the distribution that each was drawn
+           from; None where they were chosen with certainty
     """
 
     token_ids: Sequence[int] = ()

@@ -79,6 +79,11 @@ def resolve(speculative: Speculative, manifest: Manifest) -> SpeculativeOptions:
     acceptance = given.get("acceptance", "exact")
     if acceptance not in ACCEPTANCES:
         raise RequestError(f"acceptance is {acceptance!r}, it must be one of {ACCEPTANCES}")
+    if acceptance == "rejection" and manifest.accept_file is None:
+        raise RequestError(
+            'acceptance is "rejection" and the engine has no graph for that, only those built with '
+            'a compiled drafter have: use "exact", or build it with `--speculative`'
+        )
     return SpeculativeOptions(tuple(drafters), adaptive, acceptance)
 
 

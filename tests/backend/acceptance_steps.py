@@ -46,7 +46,7 @@ def pack(sequences: list[list[Row]], vocab: int) -> dict[str, Array]:
         "edit_values": [edit[2] for edit in edits],
         "first_rows": firsts,
         "draft_token_ids": [row.draft for row in rows],
-        "draft_probs": np.array([p + [0.0, 0.0] for p in probs]).reshape(-1, vocab + 2),
+        "draft_probs": np.array([[*p, 0.0, 0.0] for p in probs]).reshape(-1, vocab + 2),
         "prob_rows": [-1 if row.probs is None else next(numbers) for row in rows],
         "temperature": [row.temperature for row in rows],
         "top_k": [row.top_k for row in rows],
@@ -64,7 +64,8 @@ def distribution(row: Row) -> Array:
         logits[token] = np.float32(value)
     by_rank = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
     if row.temperature == 0.0:
-        return np.eye(len(logits))[by_rank[0]]
+        certain: Array = np.eye(len(logits))[by_rank[0]]
+        return certain
     weights = np.exp((logits - logits.max()) / row.temperature)
     kept = set(by_rank)
     if 0 < row.top_k < len(logits):
@@ -78,7 +79,8 @@ def distribution(row: Row) -> Array:
                 mass += weights[token]
         kept = nucleus
     probs = np.array([weights[t] if t in kept else 0.0 for t in range(len(logits))])
-    return probs / probs.sum()
+    normalised: Array = probs / probs.sum()
+    return normalised
 
 
 def expected(sequences: list[list[Row]]) -> list[int]:

@@ -62,8 +62,8 @@ IMPLEMENTATIONS = ["torch", "body", *VARIANTS]
 
 def run(name: str, operands: dict[str, Array], vocab: int = VOCAB) -> list[int]:
     if name == "torch":
-        tensors = [torch.from_numpy(array) for array in operands.values()]
-        return accept(*tensors, vocab).tolist()  # type: ignore[no-any-return]
+        tensors = {name: torch.from_numpy(array) for name, array in operands.items()}
+        return [int(token) for token in accept(**tensors, vocab=vocab)]
     one = session(None if name == "body" else name, vocab)
     return one.run(None, operands)[0].tolist()  # type: ignore[no-any-return]
 

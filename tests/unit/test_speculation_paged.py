@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from octavo.backends.base import StepInputs, StepOutputs
+from octavo.backends.base import AcceptInputs, Int32Array, StepInputs, StepOutputs
 from octavo.runtime.capacity import EngineLimits
 from octavo.runtime.request import Request
 from octavo.runtime.speculation.draft_controller import DraftController
@@ -166,6 +166,9 @@ class ShiftedExecutable:
         logits = np.zeros((len(rows), VOCAB_SIZE), dtype=np.float32)
         logits[np.arange(len(rows)), (7 * rows + 3) % VOCAB_SIZE] = 1.0
         return StepOutputs(logits, rows[:, None].astype(np.float32))
+
+    def accept(self, inputs: AcceptInputs) -> Int32Array:
+        raise AssertionError("drafters accept nothing")
 
     def close(self) -> None:
         pass

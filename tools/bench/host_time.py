@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.backends.base import Executable, StepInputs, StepOutputs
+from octavo.backends.base import AcceptInputs, Executable, Int32Array, StepInputs, StepOutputs
 from octavo.backends.bundle import read_manifest
 from octavo.runtime import SamplingParams
 from octavo.runtime.capacity import resolve_limits
@@ -44,6 +44,9 @@ class TimedExecutable:
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         self._executable.copy_blocks(copies)
+
+    def accept(self, inputs: AcceptInputs) -> Int32Array:
+        return self._executable.accept(inputs)
 
     def close(self) -> None:
         self._executable.close()
