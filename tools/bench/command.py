@@ -58,6 +58,27 @@ def prefix(engine: Engine, folder: Folder = None, only: Only = None, output: Out
     _report(_choose(folder, only, "prefix"), engine, None, output)
 
 
+@app.command()
+@console.reports_errors
+def speculative(
+    engine: Engine,
+    folder: Folder = None,
+    only: Only = None,
+    output: Output = None,
+    method: Annotated[
+        str | None, typer.Option(help="Drafter, or options as generate's --speculative takes them.")
+    ] = None,
+) -> None:
+    """Speed with drafts against the same engine without, and how many drafts are accepted."""
+    from octavo.tools.speculative_options import drafters_to_use
+
+    chosen = _choose(folder, only, "speculative")
+    if method is not None:
+        options = drafters_to_use(method)
+        chosen = [one.model_copy(update={"speculative": options}) for one in chosen]
+    _report(chosen, engine, None, output)
+
+
 @app.command("all")
 @console.reports_errors
 def all_scenarios(

@@ -22,6 +22,7 @@ from octavo.tools.bench.scenario import (
     PeakMemory,
     Scenario,
     Serving,
+    Speculative,
 )
 
 
@@ -54,11 +55,12 @@ def measure(scenario: Scenario, engine: Path, model: str | None = None) -> list[
     """
     series = _series(scenario, engine, model)
     results = []
-    for index, (metric, unit) in enumerate(METRICS[scenario.kind].items()):
+    units = METRICS[scenario.kind]
+    for index, metric in enumerate([*units, *(m for m in series if m not in units)]):
         result = Result(
             name=scenario.name,
             metric=metric,
-            unit=unit,
+            unit=units.get(metric, "%"),
             values=tuple(series[metric]),
             median=statistics.median(series[metric]),
             at_most=None if index else scenario.at_most,
@@ -82,6 +84,8 @@ def _series(scenario: Scenario, engine: Path, model: str | None) -> dict[str, li
         return {"first token": seconds}
     if isinstance(scenario, PeakMemory):
         return _joined([_serve(scenario, engine) for _ in range(scenario.runs)])
+    if isinstance(scenario, Speculative):
+        return _speculative(scenario, engine)
     if isinstance(scenario, HostTime):
         return _joined([_host_time(scenario, engine) for _ in range(scenario.runs)])
     return _serve(scenario, engine)
@@ -131,6 +135,13 @@ def _serve(scenario: Serving, engine: Path) -> dict[str, list[float]]:
 def _host_time(scenario: HostTime, engine: Path) -> dict[str, list[float]]:
     command = [sys.executable, "-m", "octavo.tools.bench.host_time"]
     command += [str(engine), scenario.model_dump_json(exclude_none=True)]
+    values: dict[str, list[float]] = json.loads(_output(command))
+    return values
+
+
+def _speculative(scenario: Speculative, engine: Path) -> dict[str, list[float]]:
+    command = [sys.executable, "-m", "octavo.tools.bench.speculative"]
+    command += [str(engine), scenario.model_dump_json()]
     values: dict[str, list[float]] = json.loads(_output(command))
     return values
 

@@ -90,6 +90,23 @@ class HostTime(ScenarioBase):
     output_tokens: int = Field(ge=2)
 
 
+class Speculative(ScenarioBase):
+    """Decoding speed with drafts as a multiple of that without, on one engine, tokens being equal.
+
+    speculative  drafter and options as `LLM` takes them; None for those the engine was built with
+    chat         whether prompts go through the chat template
+    num_seqs     prompts that are sent at once
+    """
+
+    kind: Literal["speculative"]
+    prompts: tuple[str, ...] = Field(min_length=1)
+    output_tokens: int = Field(ge=2)
+    stop: tuple[str, ...] = ()
+    chat: bool = False
+    num_seqs: int = Field(default=1, ge=1)
+    speculative: dict[str, str | int | bool] | None = None
+
+
 class PeakMemory(ScenarioBase):
     """MiB of peak resident memory of a fresh process that serves `num_seqs` requests."""
 
@@ -110,7 +127,8 @@ Scenario = Annotated[
     | PeakMemory
     | Latency
     | Prefix
-    | HostTime,
+    | HostTime
+    | Speculative,
     Field(discriminator="kind"),
 ]
 # What a scenario of a kind measures, with units; `at_most` and `at_least` are the first one's.
@@ -124,6 +142,15 @@ METRICS: dict[str, dict[str, str]] = {
     "latency": {"TTFT": "ms", "between tokens": "ms", "end to end": "ms"},
     "prefix": {"reduction": "%", "cold TTFT": "ms", "warm TTFT": "ms", "cached tokens": "tokens"},
     "host_time": {"host time": "ms", "step": "ms"},
+    # Then "accepted at 1", 2, ... in %, as far as drafts go.
+    "speculative": {
+        "speed-up": "x",
+        "with": "tokens/s",
+        "without": "tokens/s",
+        "tokens per verification": "tokens",
+        "acceptance rate": "%",
+        "distinct": "%",
+    },
 }
 parser: TypeAdapter[Scenario] = TypeAdapter(Scenario)
 
