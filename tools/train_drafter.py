@@ -44,7 +44,7 @@ def train_drafter(
     draft_vocab_size: Annotated[
         int, typer.Option(min=16, help="Most frequent tokens that may be drafted.")
     ] = 4096,
-    learning_rate: Annotated[float, typer.Option(min=1e-6, help="Its largest value.")] = 1e-3,
+    learning_rate: Annotated[float, typer.Option(min=1e-6, help="Its largest value.")] = 1.5e-3,
     seed: Annotated[int, typer.Option(help="Makes a training repeatable.")] = 0,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where an interrupted training ended.")
@@ -60,7 +60,7 @@ def train_drafter(
     import torch
 
     from octavo.compiler.checkpoints import open_checkpoint
-    from octavo.compiler.training.eagle3_trainer import Eagle3Trainer, TrainingOptions
+    from octavo.compiler.training.eagle3_trainer import STATE, Eagle3Trainer, TrainingOptions
 
     options = TrainingOptions(
         draft_vocab_size=draft_vocab_size,
@@ -69,7 +69,9 @@ def train_drafter(
         seed=seed,
     )
     target = open_checkpoint(model).load_model(torch.float32)
-    trainer = Eagle3Trainer(target, sequences, output, options, resume=resume)
+    # It may have been interrupted while the prompts were answered.
+    has_begun = resume and (output / STATE).exists()
+    trainer = Eagle3Trainer(target, sequences, output, options, resume=has_begun)
     with TrainingProgress() as progress:
         try:
             trainer.run(progress.report)

@@ -25,17 +25,22 @@ _CLIP = 1.0
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """max_seconds and max_steps end the training, whichever comes first."""
+    """max_seconds and max_steps end the training, whichever comes first.
+
+    deep_from  share of the training after which chains have all their entries: first entries are
+               made oftenest, learn fastest alone, and the others build on them
+    """
 
     draft_vocab_size: int = 4096
     depth: int = 3  # entries of a chain
+    deep_from: float = 0.5
     max_length: int = 256  # tokens of a sequence; longer ones are cut
-    batch_tokens: int = 2048
-    learning_rate: float = 1e-3
+    batch_tokens: int = 768
+    learning_rate: float = 1.5e-3
     warmup: float = 0.05  # share of the training
     max_seconds: float = 1800.0
     max_steps: int | None = None
-    evaluate_every: int = 50  # steps
+    evaluate_every: int = 100  # steps
     held_out: float = 0.05  # share of the sequences
     cache_bytes: int = 4 << 30  # of the target's hidden states
     seed: int = 0
@@ -151,7 +156,7 @@ class Eagle3Trainer:
         depth = self._options.depth
         hits, count = torch.zeros(depth), 0
         for batch in self._held_out_batches:
-            token_ids, lengths, states, _ = self._forward(batch)
+            token_ids, lengths, states, _ = self._forward(batch, depth)
             good = torch.ones_like(token_ids, dtype=torch.bool)
             rows = _has_label(lengths, token_ids.shape[1], 2 + depth - 1)
             for entry, hidden in enumerate(states):
@@ -166,7 +171,8 @@ class Eagle3Trainer:
         return Evaluation(tuple((hits / max(count, 1)).tolist()))
 
     def _train_step(self) -> float:
-        token_ids, lengths, states, last = self._forward(self._batch(self._step))
+        depth = self._options.depth if self.share >= self._options.deep_from else 1
+        token_ids, lengths, states, last = self._forward(self._batch(self._step), depth)
         loss = self._loss(token_ids, lengths, states, last)
         for group in self._optimizer.param_groups:
             group["lr"] = self._options.learning_rate * self._schedule()
@@ -185,13 +191,15 @@ class Eagle3Trainer:
         angle = torch.tensor((share - warmup) / (1 - warmup) * torch.pi)
         return float(0.55 + 0.45 * torch.cos(angle))
 
-    def _forward(self, batch: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor], Tensor]:
-        """token_ids i64 [B, T], lengths i64 [B], the states of every entry, [B, T, h] each, and the
-        target's last hidden states [B, T, h]."""
+    def _forward(
+        self, batch: Sequence[int], depth: int
+    ) -> tuple[Tensor, Tensor, list[Tensor], Tensor]:
+        """token_ids i64 [B, T], lengths i64 [B], the states of `depth` entries, [B, T, h] each, and
+        the target's last hidden states [B, T, h]."""
         token_ids, lengths = padded([self._sequences[index] for index in batch])
         hidden, last = self._states.of(batch)
         features = self.student.fused(hidden)
-        states = chain_hidden_states(self.student.drafter, token_ids, features, self._options.depth)
+        states = chain_hidden_states(self.student.drafter, token_ids, features, depth)
         return token_ids, lengths, states, last
 
     def _loss(

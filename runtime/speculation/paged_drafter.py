@@ -48,7 +48,8 @@ class _PagedDrafter:
     def _table(self, index: int, request: Request) -> list[int]:
         """The blocks of context `index`, its own and then scratch."""
         first = self._limits.num_kv_blocks + index * self._scratch
-        return [*request.block_ids, *range(first, first + self._scratch)]
+        table = [*request.block_ids, *range(first, first + self._scratch)]
+        return table[: self._limits.max_blocks_per_seq]
 
     def _continue(
         self,

@@ -98,8 +98,9 @@ class Speculator:
         return partial > 0 and pool.ref_count(request.block_ids[-1]) > 1
 
     def _contexts(self, method: str, waiting: Sequence[Request]) -> list[DraftContext]:
-        contexts = []
-        for request in waiting:
+        contexts: list[DraftContext] = []
+        # A drafter's steps have a token of each, and the engine's limits.
+        for request in waiting[: self._limits.max_num_batched_tokens]:
             most = min(self._controller.length(request, method), self._room(request))
             if most > 0:
                 contexts.append(DraftContext(request, most))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,11 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from octavo.backends.base import StepInputs, StepOutputs
+from octavo.backends.manifest import Limits
+from octavo.backends.null.bundle import make_manifest
+from octavo.backends.null.executable import NullExecutable
 from octavo.graphs.errors import BackendError, CapacityError, QueueFullError, RequestError
 from octavo.runtime import invariants
 from octavo.runtime.llm_engine import EngineOptions, LLMEngine
 from octavo.runtime.request import Request
 from octavo.runtime.sampling.sampling_params import SamplingParams
+from octavo.runtime.speculation.draft_sampler import DraftSampler
+from octavo.runtime.speculation.ngram import NgramDrafter
+from octavo.runtime.speculation.paged_drafter import DraftModelDrafter
 from tests.property.user_requests import (
     BLOCK_SIZES,
     EOS_TOKEN_IDS,
@@ -29,7 +36,8 @@ from tests.property.user_requests import (
     propose,
     request_lists,
 )
-from tests.unit.runtime_bundles import write_text_engine
+from tests.unit.drafters import FailingDrafter, speculate
+from tests.unit.runtime_bundles import VOCAB_SIZE, write_text_engine
 from tests.unit.runtime_harness import random_tokens
 
 if TYPE_CHECKING:
@@ -39,6 +47,7 @@ if TYPE_CHECKING:
 Failure = Literal["before", "after"]
 FAILURES: tuple[Failure, ...] = ("before", "after")
 EVENTS = ("pin", "release", "reset")
+DRAFTING = ("told", "told", "ngram", "draft model", "failing")
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +215,7 @@ class Stage:
 
 
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    max_examples=700, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
 @given(
     block_size=st.sampled_from(BLOCK_SIZES),
@@ -217,6 +226,7 @@ class Stage:
     failing_runs=failures(14),
     failing_copies=failures(4),
     failing_runs_with_copies=failures(4),
+    drafting=st.sampled_from(DRAFTING),
 )
 def test_every_request_gets_what_it_gets_alone(
     bundles: dict[int, Path],
@@ -229,6 +239,7 @@ def test_every_request_gets_what_it_gets_alone(
     failing_runs: dict[int, Failure],
     failing_copies: dict[int, Failure],
     failing_runs_with_copies: dict[int, Failure],
+    drafting: str,
 ) -> None:
     max_num_seqs = options["max_num_seqs"]
     assert max_num_seqs is not None
@@ -239,6 +250,7 @@ def test_every_request_gets_what_it_gets_alone(
     own_options: EngineOptions = {**options, "num_kv_blocks": num_blocks}
     engine = LLMEngine(bundles[block_size], **own_options)
     stage = Stage(engine, events, failing_runs, failing_copies, failing_runs_with_copies)
+    have_drafted(engine, drafting)
     by_id = {}
     expected = {}
     for index, request in enumerate(requests):
@@ -255,13 +267,14 @@ def test_every_request_gets_what_it_gets_alone(
             arriving.pop(0)
         stage.abort(runnable)
         stage.happen()
-        for sequence in engine.engine.scheduler.running:
+        for sequence in engine.engine.scheduler.running if drafting == "told" else ():
             name = sequence.request_id.split("/")[0]
             propose(by_id[name], sequence, expected[name])
         stage.run_step(by_id)
         assert stage.step < _most_steps(runnable, num_blocks), "no progress"
 
     stage.release()
+    check_counts(engine, drafting)
     assert engine.engine.pool.num_available == num_blocks
     for request in runnable:
         check_outputs(request, expected[request.request_id])
@@ -270,6 +283,33 @@ def test_every_request_gets_what_it_gets_alone(
             most = request.params.num_sequences * (num_blocks.bit_length() + 1)
             assert all(output.metrics.num_preemptions <= most for output in request.outputs)
     engine.close()
+
+
+def have_drafted(engine: LLMEngine, drafting: str) -> None:
+    """Gives the engine drafters; the draft model refuses a cache that is not the target's."""
+    core = engine.engine
+    ngram = NgramDrafter(1, 3, sampled_vocab_size=VOCAB_SIZE)
+    if drafting == "ngram":
+        speculate(core, ngram, adaptive=True)
+    elif drafting == "failing":
+        speculate(core, FailingDrafter(after=3), ngram, num_tokens=2)
+    elif drafting == "draft model":
+        values = dataclasses.asdict(core.limits)
+        del values["num_kv_blocks"]
+        executable = NullExecutable(make_manifest(vocab_size=VOCAB_SIZE, limits=Limits(**values)))
+        sampler = DraftSampler(VOCAB_SIZE)
+        speculate(core, DraftModelDrafter(executable, core.limits, sampler, 4))
+
+
+def check_counts(engine: LLMEngine, drafting: str) -> None:
+    speculator = engine.engine.speculator
+    if speculator is None:
+        return
+    counts = speculator.counts
+    assert counts.num_accepted_tokens == sum(counts.accepted_per_position)
+    assert counts.num_drafts <= counts.num_draft_tokens
+    assert counts.num_accepted_tokens <= counts.num_draft_tokens
+    assert counts.num_failures <= (drafting == "failing")
 
 
 def _most_steps(requests: Sequence[UserRequest], num_blocks: int) -> int:
