@@ -14,15 +14,20 @@ from weakref import WeakKeyDictionary
 from octavo.runtime.request import Request
 from octavo.runtime.speculation.verified import Verified
 
-# How much of an average the newest value is.
-_REQUEST_WEIGHT = 0.15
+# How much of an average the newest value is: of a draft; of drafts that all hold, or none of them,
+# since texts that are copied begin and end at once.
+_DRAFT_WEIGHT = 0.15
+_ALL_WEIGHT, _NONE_WEIGHT = 0.5, 0.3
 _METHOD_WEIGHT = 0.02
 _COST_WEIGHT = 0.05
 # What is expected of drafts before anything is known.
 _FIRST_ACCEPTANCE = 0.7
-# A sequence whose drafts do not pay gets one now and then: texts change.
-_FIRST_PAUSE = 8
-_LONGEST_PAUSE = 64
+# What a token of a step is thought to cost, to the step's cost without any, before that is known.
+_FIRST_SLOPE = 0.05
+# A sequence whose drafts do not pay gets one now and then, since texts change: as often as costs
+# this share of the time.
+_PROBING = 0.03
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 256  # steps
 
 
 @dataclass
@@ -30,8 +35,7 @@ class _History:
     """Of one sequence's drafts."""
 
     acceptance: float
-    pause: int = _FIRST_PAUSE  # steps without drafts, when they do not pay
-    num_skipped: int = 0
+    num_skipped: int = 0  # steps without drafts, since they do not pay
 
 
 class StepCost:
@@ -39,6 +43,7 @@ class StepCost:
 
     def __init__(self) -> None:
         self._weight = self._tokens = self._seconds = self._squares = self._products = 0.0
+        self._fitted: tuple[float, float] | None = None
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         keep = 1 - _COST_WEIGHT
@@ -49,14 +54,18 @@ class StepCost:
         self._products = self._products * keep + num_tokens * seconds
 
     def fit(self) -> tuple[float, float] | None:
-        """(base, slope), both at least 0; None before two different sizes were seen."""
+        """(base, slope), both at least 0; None before two different sizes were seen.
+
+        While all steps are of one size the last fit holds.
+        """
         spread = self._weight * self._squares - self._tokens * self._tokens
         if spread <= 1e-9 * max(self._squares, 1.0):
-            return None
+            return self._fitted
         slope = (self._weight * self._products - self._tokens * self._seconds) / spread
         slope = max(slope, 0.0)
         base = max((self._seconds - slope * self._tokens) / self._weight, 0.0)
-        return base, slope
+        self._fitted = base, slope
+        return self._fitted
 
 
 class DraftController:
@@ -85,20 +94,20 @@ class DraftController:
 
     def observe_drafting(self, method: str, num_drafts: int, seconds: float) -> None:
         if num_drafts:
-            old = self._draft_seconds[method]
-            self._draft_seconds[method] += _COST_WEIGHT * (seconds / num_drafts - old)
+            old, new = self._draft_seconds[method], seconds / num_drafts
+            self._draft_seconds[method] = old + _COST_WEIGHT * (new - old) if old else new
 
     def observe_verified(self, verified: Verified) -> None:
         history = self._history(verified.request, verified.method)
         # Drafts behind a rejected one say nothing.
         num_tried = min(verified.num_accepted + 1, verified.num_drafts)
         share = verified.num_accepted / num_tried
-        for _ in range(num_tried):
-            history.acceptance += _REQUEST_WEIGHT * (share - history.acceptance)
+        weight = 1 - (1 - _DRAFT_WEIGHT) ** num_tried
+        if share in (0.0, 1.0):
+            weight = max(weight, _ALL_WEIGHT if share else _NONE_WEIGHT)
+        history.acceptance += weight * (share - history.acceptance)
         method = verified.method
         self._acceptance[method] += _METHOD_WEIGHT * (share - self._acceptance[method])
-        if verified.num_accepted:
-            history.pause = _FIRST_PAUSE
 
     def length(self, request: Request, method: str) -> int:
         """Most drafts for a sequence's next step; 0 where they would cost more than they gain."""
@@ -106,31 +115,27 @@ class DraftController:
         if not self._adaptive:
             return most
         history = self._history(request, method)
-        wanted = self._worthwhile(history.acceptance, method, most)
-        if wanted > 0:
-            return wanted
+        least = self._least_acceptance(method)
+        acceptance = min(history.acceptance, 1 - 1e-6)
+        if acceptance >= least:
+            history.num_skipped = 0
+            wanted = math.log(max(least, 1e-9)) / math.log(max(acceptance, 1e-9))
+            return max(1, min(most, int(wanted)))
         history.num_skipped += 1
-        if history.num_skipped < history.pause:
+        pause = min(max(least / _PROBING, _SHORTEST_PAUSE), _LONGEST_PAUSE)
+        if history.num_skipped < pause:
             return 0
         history.num_skipped = 0
-        history.pause = min(2 * history.pause, _LONGEST_PAUSE)
         return 1
 
-    def _worthwhile(self, acceptance: float, method: str, most: int) -> int:
+    def _least_acceptance(self, method: str) -> float:
+        """At which a draft is worth its cost: the tokens the engine makes in that time without it."""
         fitted = self._cost.fit()
-        if fitted is None:
-            return most
+        draft_seconds = self._draft_seconds[method]
+        if fitted is None or sum(fitted) <= 0:
+            fitted, draft_seconds = (1.0, _FIRST_SLOPE), 0.0
         base, slope = fitted
-        step_seconds = base + slope * self._num_seqs
-        draft_seconds = slope + self._draft_seconds[method]
-        if step_seconds <= 0 or draft_seconds <= 0:
-            return most
-        least = draft_seconds * self._num_seqs / step_seconds
-        if acceptance < least:
-            return 0
-        if acceptance >= 1.0:
-            return most
-        return min(most, int(math.log(least) / math.log(acceptance)))
+        return (slope + draft_seconds) * self._num_seqs / (base + slope * self._num_seqs)
 
     def _history(self, request: Request, method: str) -> _History:
         histories = self._histories.setdefault(request, {})

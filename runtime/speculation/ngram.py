@@ -20,13 +20,13 @@ class NgramIndex:
         self._lengths = range(least, most + 1)
         self._ends: dict[bytes, int] = {}  # n-grams of all lengths: their sizes differ
         self._num_tokens = 0
+        self._found = 0
 
     def find(self, tokens: Int32Array) -> int:
         """The position after the latest earlier occurrence of the longest suffix that has one.
 
         `tokens` [N] begin with those of the last call. 0 where no suffix came before.
         """
-        found = 0
         for end in range(self._num_tokens + 1, len(tokens) + 1):
             found = 0
             for length in self._lengths:
@@ -35,8 +35,9 @@ class NgramIndex:
                 key = tokens[end - length : end].tobytes()
                 found = self._ends.get(key, 0) or found
                 self._ends[key] = end
+            self._found = found
         self._num_tokens = len(tokens)
-        return found
+        return self._found
 
 
 class NgramDrafter:
