@@ -34,7 +34,7 @@ class Engine:
 
 
 def head_files(folder: Path) -> tuple[Path, Path]:
-    sizes = {"vocab_size": made.VOCAB, "hidden_size": made.HIDDEN}
+    sizes: Any = {"vocab_size": made.VOCAB, "hidden_size": made.HIDDEN}
     config = {"medusa_num_heads": NUM_DRAFTS, "medusa_num_layers": 1}
     tensors = heads.medusa_tensors(NUM_DRAFTS, **sizes)
     medusa = heads.write(folder / "medusa", config, tensors, "medusa_lm_head.safetensors")
@@ -178,7 +178,7 @@ class Recording:
         self.steps: list[StepInputs] = []
 
     def run(self, inputs: StepInputs) -> StepOutputs:
-        arrays = {
+        arrays: Any = {
             name: None if array is None else array.copy() for name, array in vars(inputs).items()
         }
         self.steps.append(StepInputs(**arrays))

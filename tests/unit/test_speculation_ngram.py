@@ -12,7 +12,8 @@ from octavo.runtime.speculation.drafter import ComputedStep, DraftContext
 from octavo.runtime.speculation.ngram import NgramDrafter
 
 NOTHING = np.zeros(0, dtype=np.int32)
-STEP = ComputedStep([], [], StepInputs(*[NOTHING] * 7), [], None)
+INPUTS = StepInputs(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING)
+STEP = ComputedStep([], [], INPUTS, [], None)
 
 
 def request(tokens: list[int]) -> Request:
