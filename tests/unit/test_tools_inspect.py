@@ -73,6 +73,29 @@ def test_no_engine_or_a_damaged_manifest_is_one_sentence(
     assert result.stderr.count("\n") == 1
 
 
+def test_drafters_are_shown_with_what_they_take(null_engine: Path, tmp_path: Path) -> None:
+    engine = shutil.copytree(null_engine, tmp_path / "engine")
+    manifest = json.loads((engine / "manifest.json").read_text())
+    manifest["drafters"] = [
+        {"method": "ngram", "num_speculative_tokens": 8},
+        {"method": "eagle", "num_speculative_tokens": 4, "path": "drafter/eagle"},
+    ]
+    sha256 = "0" * 64
+    manifest["files"] += [
+        {"path": "drafter/eagle/manifest.json", "size": 1024, "sha256": sha256},
+        {"path": "drafter/eagle/model.onnx", "size": 3 << 20, "sha256": sha256},
+        {"path": "drafter/eagle3/model.onnx", "size": 9 << 20, "sha256": sha256},
+    ]
+    (engine / "manifest.json").write_text(json.dumps(manifest))
+    result = CliRunner().invoke(app, ["inspect", str(engine)])
+    assert result.exit_code == 0
+    lines = {" ".join(line.split()) for line in result.stdout.splitlines()}
+    assert lines >= {
+        "drafter ngram up to 8 tokens",
+        "drafter eagle up to 4 tokens, 3.0 MiB",
+    }
+
+
 def test_passes_say_what_they_did_and_why_not(null_engine: Path, tmp_path: Path) -> None:
     engine = shutil.copytree(null_engine, tmp_path / "engine")
     manifest = json.loads((engine / "manifest.json").read_text())
