@@ -44,7 +44,7 @@ def train_drafter(
     draft_vocab_size: Annotated[
         int, typer.Option(min=16, help="Most frequent tokens that may be drafted.")
     ] = 4096,
-    learning_rate: Annotated[float, typer.Option(min=1e-6, help="Its largest value.")] = 1.5e-3,
+    learning_rate: Annotated[float, typer.Option(min=1e-6, help="Its largest value.")] = 1e-3,
     seed: Annotated[int, typer.Option(help="Makes a training repeatable.")] = 0,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where an interrupted training ended.")

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.compiler.drafters.base import ModuleCheckpoint, TargetFacts, TargetWeights
-from octavo.compiler.drafters.drafter_config import check_fits
+from octavo.compiler.drafters.drafter_config import DrafterConfig, check_fits
 from octavo.compiler.drafters.llama_config import attention_shapes, mlp_shapes, read_llama_config
 from octavo.compiler.drafters.tensors import TensorFolder
+from octavo.compiler.drafters.unread import refuse_other_settings, refuse_unread_tensors
+from octavo.graphs.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 _PREFIX = "model."
 _EMBEDDING = "embed_tokens.weight"
+_SETTINGS = {"mlp_bias": False, "logit_scale": 1.0}
+_TARGETS = ("lm_head.weight", "model.lm_head.weight")  # some store it, all use the target's
 
 
 def open_eagle(model: str, target: TargetFacts) -> EagleCheckpoint:
@@ -35,20 +39,29 @@ class EagleCheckpoint(ModuleCheckpoint):
     def __init__(self, path: Path, target: TargetFacts) -> None:
         self.path = path
         self._target = target
+        own = DrafterConfig(path)
         self._config, content = read_llama_config(path)
+        refuse_other_settings(path, content, _SETTINGS)
         check_fits(
             path,
             target,
             hidden_size=self._config.hidden_size,
             vocab_size=self._config.vocab_size if "vocab_size" in content else None,
         )
+        if self._num_layers < 1:
+            raise CheckpointError(
+                f"{path} has {self._num_layers} layers, an EAGLE drafter has at least 1: choose "
+                "another drafter"
+            )
         self._tensors = TensorFolder(path)
         stored = self._tensors.tensors
         self._prefix = "" if "fc.weight" in stored else _PREFIX
-        self._has_bias = f"{self._prefix}fc.bias" in stored
+        self._has_bias = own.flag("bias") or f"{self._prefix}fc.bias" in stored
         self._has_embedding = f"{self._prefix}{_EMBEDDING}" in stored
         shapes = {f"{self._prefix}{name}": shape for name, shape in self._shapes().items()}
-        self._tensors.require(shapes, f"an EAGLE drafter of {self._num_layers} layers")
+        owner = f"an EAGLE drafter of {self._num_layers} layers"
+        self._tensors.require(shapes, owner)
+        refuse_unread_tensors(self._tensors, (*shapes, *_TARGETS), owner)
 
     def content_digest(self) -> str:
         return self._tensors.content_digest(self.path / "config.json")
@@ -59,17 +72,17 @@ class EagleCheckpoint(ModuleCheckpoint):
         return CaptureHidden(rows="all", source="post_norm")
 
     def load_module(self, target: TargetWeights, dtype: torch.dtype) -> Eagle:
+        from octavo.compiler.drafters.assembly import with_weights
         from octavo.graphs.drafters.eagle import Eagle
 
-        module = Eagle(self._config, vocab_size=self._target.vocab_size, fc_bias=self._has_bias).to(
-            dtype
-        )
+        vocab_size, has_bias = self._target.vocab_size, self._has_bias
         loaded = self._tensors.load((self._prefix + name for name in self._shapes()), dtype)
         state = {name.removeprefix(self._prefix): tensor for name, tensor in loaded.items()}
         state.setdefault(_EMBEDDING, target.embedding.to(dtype))
         state["lm_head.weight"] = target.head.to(dtype)
-        module.load_state_dict(state, assign=True)
-        return module.eval()
+        return with_weights(
+            lambda: Eagle(self._config, vocab_size=vocab_size, fc_bias=has_bias), state
+        )
 
     @property
     def _num_layers(self) -> int:

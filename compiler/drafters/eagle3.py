@@ -6,13 +6,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.compiler.drafters.base import ModuleCheckpoint, TargetFacts, TargetWeights
-from octavo.compiler.drafters.drafter_config import check_fits
+from octavo.compiler.drafters.drafter_config import DrafterConfig, check_fits
 from octavo.compiler.drafters.llama_config import attention_shapes, mlp_shapes, read_llama_config
 from octavo.compiler.drafters.tensors import TensorFolder
+from octavo.compiler.drafters.unread import refuse_other_settings, refuse_unread_tensors
 from octavo.graphs.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 _EMBEDDING = "embed_tokens.weight"
 _LAYERS = ("midlayer.", "layers.0.", "model.midlayer.", "model.layers.0.")
 _PREFIX = "model."
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+_SETTINGS = {"mlp_bias": False, "logit_scale": 1.0, "norm_before_fc": False, "norm_output": False}
 
 
 def default_layers(num_layers: int) -> tuple[int, int, int]:
@@ -44,14 +48,17 @@ class Eagle3Checkpoint(ModuleCheckpoint):
     def __init__(self, path: Path, target: TargetFacts) -> None:
         self.path = path
         self._target = target
+        own = DrafterConfig(path)
         self._config, content = read_llama_config(path)
-        self._norms_residual = bool(content.get("norm_before_residual", False))
-        self._layers = self._find_layers(content)
-        target_size = content.get("target_hidden_size") or self._config.hidden_size
+        eagle_config = content.get("eagle_config") or {}
+        refuse_other_settings(path, content, _SETTINGS)
+        refuse_other_settings(path, eagle_config, {"use_aux_hidden_state": True})
+        self._norms_residual = own.flag("norm_before_residual")
+        self._layers = self._find_layers(eagle_config.get(_LAYER_IDS) or content.get(_LAYER_IDS))
         check_fits(
             path,
             target,
-            hidden_size=int(target_size),
+            hidden_size=own.integer("target_hidden_size") or self._config.hidden_size,
             vocab_size=self._config.vocab_size if "vocab_size" in content else None,
         )
         if self._config.num_hidden_layers != 1:
@@ -65,13 +72,20 @@ class Eagle3Checkpoint(ModuleCheckpoint):
         self._layer = next(
             (name for name in _LAYERS if f"{name}hidden_norm.weight" in stored), _LAYERS[0]
         )
-        self._num_head_tokens = int(content.get("draft_vocab_size") or target.vocab_size)
+        self._num_head_tokens = own.integer("draft_vocab_size") or target.vocab_size
+        if self._num_head_tokens > target.vocab_size:
+            raise CheckpointError(
+                f"{path} drafts {self._num_head_tokens} tokens (draft_vocab_size) and "
+                f"{target.checkpoint.path} has {target.vocab_size}: get the drafter that was made "
+                "for this model"
+            )
         self._has_embedding = f"{self._prefix}{_EMBEDDING}" in stored
         expected = {self._stored(name): shape for name, shape in self._shapes().items()}
         if self._is_truncated:
             expected["d2t"] = (self._num_head_tokens,)
         expected[f"{self._prefix}fc.weight"] = self._fc_shape
         self._tensors.require(expected, "an EAGLE-3 drafter")
+        refuse_unread_tensors(self._tensors, (*expected, "d2t"), "an EAGLE-3 drafter")
 
     def content_digest(self) -> str:
         return self._tensors.content_digest(self.path / "config.json")
@@ -93,22 +107,24 @@ class Eagle3Checkpoint(ModuleCheckpoint):
         )
 
     def load_module(self, target: TargetWeights, dtype: torch.dtype) -> Eagle3:
+        from octavo.compiler.drafters.assembly import with_weights
         from octavo.graphs.drafters.eagle3 import Eagle3
 
-        module = Eagle3(
-            self._config,
-            vocab_size=self._target.vocab_size,
-            num_head_tokens=self._num_head_tokens,
-            norms_residual=self._norms_residual,
-        ).to(dtype)
         names = {self._stored(name): name for name in self._shapes()}
         loaded = self._tensors.load(names, dtype)
         state = {names[stored]: tensor for stored, tensor in loaded.items()}
         state.setdefault(_EMBEDDING, target.embedding.to(dtype))
         if self._is_truncated:
             state["columns"] = self._columns()
-        module.load_state_dict(state, assign=True)
-        return module.eval()
+        return with_weights(
+            lambda: Eagle3(
+                self._config,
+                vocab_size=self._target.vocab_size,
+                num_head_tokens=self._num_head_tokens,
+                norms_residual=self._norms_residual,
+            ),
+            state,
+        )
 
     @property
     def _is_truncated(self) -> bool:
@@ -118,12 +134,15 @@ class Eagle3Checkpoint(ModuleCheckpoint):
     def _fc_shape(self) -> tuple[int, int]:
         return self._config.hidden_size, len(self._layers) * self._target.hidden_size
 
-    def _find_layers(self, content: dict[str, Any]) -> tuple[int, ...]:
-        named = content.get("eagle_config") or {}
-        layers = named.get("eagle_aux_hidden_state_layer_ids") or content.get(
-            "eagle_aux_hidden_state_layer_ids"
-        )
-        found = tuple(layers or default_layers(self._target.num_layers))
+    def _find_layers(self, named: Any) -> tuple[int, ...]:
+        """Those that the config names, else the default ones."""
+        layers = named or default_layers(self._target.num_layers)
+        if not isinstance(layers, list | tuple) or not all(type(one) is int for one in layers):
+            raise CheckpointError(
+                f"{self.path} has {_LAYER_IDS} = {json.dumps(named)} where a list of layers "
+                "belongs: download it again"
+            )
+        found = tuple(layers)
         wrong = [layer for layer in found if not 0 <= layer < self._target.num_layers]
         if wrong:
             raise CheckpointError(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.compiler.drafters.base import ModuleCheckpoint, TargetFacts, TargetWeights
 from octavo.compiler.drafters.llama_config import mlp_shapes
 from octavo.compiler.drafters.tensors import TensorFolder
+from octavo.compiler.drafters.unread import refuse_other_settings, refuse_unread_tensors
 from octavo.graphs.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 _MIMO = "model.mtp_layers.0."
 _EMBEDDING, _HEAD = "embed_tokens.weight", "shared_head.head.weight"
 _EXPERTS = "mlp.experts."
+_OWNER = "its layer that predicts further tokens"
+# Differences between experts are smaller than the steps of a 16-bit float at its values.
+_FLOAT32 = "mlp.gate.e_score_correction_bias"
 
 
 def open_mtp(target: TargetFacts) -> MtpCheckpoint:
@@ -49,7 +53,10 @@ def open_mtp(target: TargetFacts) -> MtpCheckpoint:
 
 
 class MtpCheckpoint(ModuleCheckpoint):
+    """`model_types` are those whose layers the stored one is like."""
+
     method: SpeculativeMethod = "mtp"
+    model_types: tuple[str, ...]
 
     def __init__(self, target: TargetFacts, tensors: TensorFolder, prefix: str) -> None:
         self.path = target.checkpoint.path
@@ -57,22 +64,35 @@ class MtpCheckpoint(ModuleCheckpoint):
         self._tensors = tensors
         self._prefix = prefix
         self._config: Any = target.checkpoint.config.get_text_config()
+        model_type = self._config.model_type
+        if model_type not in self.model_types:
+            raise CheckpointError(
+                f"{self.path} is a {model_type} model, and of those with tensors {prefix}* only "
+                f"{' and '.join(self.model_types)} are known to method=mtp: choose another drafter"
+            )
+        refuse_other_settings(self.path, self._config.to_dict(), {"attention_bias": False})
         shapes = {prefix + name: shape for name, shape in self._shapes().items()}
-        tensors.require(shapes, "its layer that predicts further tokens")
+        tensors.require(shapes, _OWNER)
+        refuse_unread_tensors(tensors, shapes, _OWNER, prefix=prefix)
 
     def content_digest(self) -> str:
         return self._target.checkpoint.content_digest()
 
     def load_module(self, target: TargetWeights, dtype: torch.dtype) -> PagedDrafter:
-        module = self._module().to(dtype)
-        loaded = self._tensors.load((self._prefix + name for name in self._shapes()), dtype)
+        import torch
+
+        from octavo.compiler.drafters.assembly import with_weights
+
+        names = [self._prefix + name for name in self._shapes()]
+        loaded = self._tensors.load(names, dtype)
+        exact = [name for name in names if name.endswith(_FLOAT32)]
+        loaded |= self._tensors.load(exact, torch.float32)
         state = self._placed(
             {name.removeprefix(self._prefix): tensor for name, tensor in loaded.items()}
         )
         state.setdefault(_EMBEDDING, target.embedding.to(dtype))
         state.setdefault("head.weight", target.head.to(dtype))
-        module.load_state_dict(state, assign=True)
-        return module.eval()
+        return with_weights(self._module, state)
 
     @abstractmethod
     def _module(self) -> PagedDrafter:
@@ -88,6 +108,8 @@ class MtpCheckpoint(ModuleCheckpoint):
 
 
 class DeepseekMtpCheckpoint(MtpCheckpoint):
+    model_types = ("deepseek_v3",)
+
     def hidden(self) -> CaptureHidden:
         from octavo.compiler.hidden_states import CaptureHidden
 
@@ -179,6 +201,8 @@ class DeepseekMtpCheckpoint(MtpCheckpoint):
 
 
 class MimoMtpCheckpoint(MtpCheckpoint):
+    model_types = ("qwen2", "mimo")
+
     def hidden(self) -> CaptureHidden:
         from octavo.compiler.hidden_states import CaptureHidden
 

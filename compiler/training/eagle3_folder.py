@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -35,21 +35,22 @@ _CONFIG_KEYS = (
 class Eagle3Student(nn.Module):
     """The drafter, and the fusion `fc` that is part of the target's graph later on.
 
+    Hidden states differ in size by orders of magnitude from dimension to dimension, which no
+    learning rate suits: `fc` reads them divided by their usual sizes, and what it gives is of the
+    size 1. In a checkpoint it is joined with these.
+
     token_ids  i64 [D], ascending: the draft vocabulary
+    sizes      f32 [layers * h], root mean squares of the hidden states that are fused
     layers     of the target, whose inputs are fused
     """
 
-    def __init__(self, model: PreTrainedModel, token_ids: Tensor) -> None:
+    def __init__(self, model: PreTrainedModel, token_ids: Tensor, sizes: Tensor) -> None:
         super().__init__()
         target: Any = model
         text = target.config.get_text_config()
-        self.layers = default_layers(int(text.num_hidden_layers))
-        if min(self.layers) < 0:
-            raise BuildError(
-                f"the model has {text.num_hidden_layers} layers and EAGLE-3 reads three of them "
-                "from the third on: choose a model with at least 4 layers"
-            )
+        self.layers = fused_layers(model)
         self.register_buffer("token_ids", token_ids)
+        self.register_buffer("sizes", sizes.clamp(min=1e-6))
         size, vocab_size = int(text.hidden_size), int(text.vocab_size)
         values = {key: getattr(text, key) for key in _CONFIG_KEYS if hasattr(text, key)}
         config = LlamaConfig(
@@ -61,7 +62,7 @@ class Eagle3Student(nn.Module):
 
     def fused(self, hidden: Tensor) -> Tensor:
         """[..., layers * h] -> [..., h]."""
-        result: Tensor = self.fc(hidden)
+        result: Tensor = self.fc(hidden / self.get_buffer("sizes"))
         return result
 
     def trained(self) -> list[nn.Parameter]:
@@ -94,7 +95,7 @@ class Eagle3Student(nn.Module):
             for name, tensor in self.drafter.state_dict().items()
             if name not in ("embed_tokens.weight", "columns") and "inv_freq" not in name
         }
-        tensors["fc.weight"] = self.fc.weight.detach()
+        tensors["fc.weight"] = self.fc.weight.detach() / self.get_buffer("sizes")
         tensors["d2t"] = token_ids - torch.arange(len(token_ids))
         partial = folder / f".{WEIGHTS}.partial"
         save_file(tensors, partial)
@@ -104,33 +105,54 @@ class Eagle3Student(nn.Module):
         """Takes the weights of a checkpoint that `save` has written for the same vocabulary."""
         tensors = load_file(folder / WEIGHTS)
         del tensors["d2t"]
-        self.fc.load_state_dict({"weight": tensors.pop("fc.weight")})
+        del tensors["fc.weight"]  # joined with the sizes; the training's state has it exactly
         self.drafter.load_state_dict(tensors, strict=False)
 
     @torch.no_grad()
     def _take_from(self, target: Any) -> None:
-        """Begins with the target's embeddings and, where shapes fit, its last layer's weights."""
+        """Begins with the target's embeddings and, where shapes fit, weights of its layers.
+
+        Those of the last one, which has the feature as it comes from the layers before; what reads
+        the token's embedding is the first one's.
+        """
         drafter = self.drafter
         drafter.embed_tokens.weight.copy_(target.get_input_embeddings().weight)
         drafter.embed_tokens.weight.requires_grad_(False)
         head = target.get_output_embeddings().weight
         drafter.lm_head.weight.copy_(head[self.get_buffer("token_ids")])
-        last = dict(decoder_layers(target.get_decoder())[-1].named_parameters())
+        layers = decoder_layers(target.get_decoder())
+        first, last = (dict(layer.named_parameters()) for layer in (layers[0], layers[-1]))
         size = drafter.hidden_size
+        own_sizes = self.get_buffer("sizes")[-size:]
+        usual = own_sizes.median()
         for name, own in drafter.midlayer.named_parameters():
-            given = last.get(name)
+            given = first.get(name) if name.startswith("input_layernorm") else last.get(name)
             if given is None:
                 continue
             if given.shape == own.shape:
                 own.copy_(given)
-            elif own.shape == (given.shape[0], 2 * size):  # the feature's half; no embedding yet
-                own.zero_()
+            elif own.shape == (given.shape[0], 2 * size):
+                own[:, :size] = first[name]
                 own[:, size:] = given
+        for matrix in (drafter.midlayer.self_attn.o_proj, drafter.midlayer.mlp.down_proj):
+            cast(nn.Linear, matrix).weight /= usual
         norm = next((m for n, m in target.get_decoder().named_children() if "norm" in n), None)
         if norm is not None and getattr(norm, "weight", None) is not None:
             drafter.norm.weight.copy_(norm.weight)
         self.fc.weight.zero_()
-        self.fc.weight[:, -size:] = torch.eye(size)
+        self.fc.weight[:, -size:] = torch.diag(own_sizes / usual)
+
+
+def fused_layers(model: PreTrainedModel) -> tuple[int, ...]:
+    """The layers whose inputs are fused; BuildError for a model with too few."""
+    count = int(cast(Any, model).config.get_text_config().num_hidden_layers)
+    layers = default_layers(count)
+    if min(layers) < 0:
+        raise BuildError(
+            f"the model has {count} layers and EAGLE-3 reads three of them from the third on: "
+            "choose a model with at least 4 layers"
+        )
+    return layers
 
 
 def draft_vocabulary(sequences: Sequence[Sequence[int]], size: int, vocab_size: int) -> Tensor:

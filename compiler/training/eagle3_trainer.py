@@ -13,7 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from octavo.compiler.training.eagle3_folder import Eagle3Student, draft_vocabulary
+from octavo.compiler.training.eagle3_folder import (
+    Eagle3Student,
+    draft_vocabulary,
+    fused_layers,
+)
 from octavo.compiler.training.target_states import TargetStates, padded
 from octavo.compiler.training.unrolled import chain_hidden_states
 from octavo.graphs.errors import BuildError
@@ -36,7 +40,7 @@ class TrainingOptions:
     deep_from: float = 0.5
     max_length: int = 256  # tokens of a sequence; longer ones are cut
     batch_tokens: int = 768
-    learning_rate: float = 1.5e-3
+    learning_rate: float = 1e-3
     warmup: float = 0.05  # share of the training
     max_seconds: float = 1800.0
     max_steps: int | None = None
@@ -105,12 +109,13 @@ class Eagle3Trainer:
         torch.manual_seed(options.seed)
         self._epochs: dict[int, list[list[int]]] = {}
         token_ids = draft_vocabulary(kept[num_held:], options.draft_vocab_size, vocab_size)
-        self.student = Eagle3Student(model, token_ids)
-        self._columns = self.student.columns(vocab_size)
-        self._head = target.get_output_embeddings().weight[token_ids]
         self._held_out_batches = self._cut(list(self._held_out))
         groups = [*self._held_out_batches, *self._epoch(0)]
-        self._states = TargetStates(model, self.student.layers, kept, groups, options.cache_bytes)
+        layers = fused_layers(model)
+        self._states = TargetStates(model, layers, kept, groups, options.cache_bytes)
+        self.student = Eagle3Student(model, token_ids, self._sizes(groups[-1]))
+        self._columns = self.student.columns(vocab_size)
+        self._head = target.get_output_embeddings().weight[token_ids]
         self._optimizer = torch.optim.AdamW(
             self.student.trained(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
         )
@@ -147,8 +152,13 @@ class Eagle3Trainer:
         """Writes the drafter, then what a resumed training needs."""
         self.student.save(self._folder)
         partial = self._folder / f".{STATE}.partial"
-        state = {"step": self._step, "seconds": self._seconds}
-        torch.save({**state, "optimizer": self._optimizer.state_dict()}, partial)
+        state = {
+            "step": self._step,
+            "seconds": self._seconds,
+            "fc": self.student.fc.weight.detach(),
+            "optimizer": self._optimizer.state_dict(),
+        }
+        torch.save(state, partial)
         partial.replace(self._folder / STATE)
 
     @torch.no_grad()
@@ -183,6 +193,13 @@ class Eagle3Trainer:
         self._step += 1
         return float(loss.detach())
 
+    def _sizes(self, batch: Sequence[int]) -> Tensor:
+        """f32 [layers * h]: root mean squares of the target's states, without the first tokens'."""
+        lengths = [len(self._sequences[index]) for index in batch]
+        hidden, _ = self._states.of(batch)
+        rows = [row[1:length] for row, length in zip(hidden, lengths, strict=True)]
+        return torch.cat(rows).square().mean(0).sqrt()
+
     def _schedule(self) -> float:
         """Linear warm-up, then a cosine down to a tenth."""
         share, warmup = self.share, self._options.warmup
@@ -214,7 +231,8 @@ class Eagle3Trainer:
         total = torch.zeros(())
         for entry, hidden in enumerate(states):
             rows = _has_label(lengths, token_ids.shape[1], 2) & (labels >= 0)
-            rows[:, :entry] = False
+            # A sequence's first token is where attention goes to rest: its states are huge.
+            rows[:, : entry + 1] = False
             logits = self.student.drafter.lm_head(self.student.drafter.norm(hidden[rows]))
             cross = -(target[rows] * logits.log_softmax(-1)).sum(-1)
             total = total + _ENTRY_DECAY**entry * cross.mean()
@@ -256,6 +274,7 @@ class Eagle3Trainer:
             )
         state = torch.load(path, weights_only=True)
         self.student.load(self._folder)
+        self.student.fc.load_state_dict({"weight": state["fc"]})
         self._optimizer.load_state_dict(state["optimizer"])
         self._step, self._seconds = int(state["step"]), float(state["seconds"])
 

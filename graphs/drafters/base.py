@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -53,3 +54,12 @@ class HeadsDrafter(nn.Module, ABC):
 
         Returns logits [T * k, V], the row `s * k + j` for draft j of sequence s.
         """
+
+
+def over_vocabulary(logits: Tensor, columns: Tensor) -> Tensor:
+    """[R, D] -> [R, V]: logits of the tokens that are drafted, -inf for the others.
+
+    columns  i64 [V], the column of every token, D for those that are never drafted
+    """
+    never = torch.full_like(logits[:, :1], -torch.inf)
+    return torch.cat([logits, never], dim=-1).index_select(1, columns)

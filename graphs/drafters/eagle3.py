@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
-from octavo.graphs.drafters.base import PagedDrafter
+from octavo.graphs.drafters.base import PagedDrafter, over_vocabulary
 
 
 class Eagle3Layer(nn.Module):
@@ -96,9 +96,6 @@ class Eagle3(PagedDrafter):
         hidden = self.midlayer(embedded, given, angles, positions[None])
         chosen = hidden[0][rows]
         logits = self.lm_head(self.norm(chosen))
-        return self._scattered(logits) if self._is_truncated else logits, chosen
-
-    def _scattered(self, logits: Tensor) -> Tensor:
-        """[L, num_head_tokens] -> [L, V], -inf for tokens that are never drafted."""
-        never = torch.full_like(logits[:, :1], -torch.inf)
-        return torch.cat([logits, never], dim=-1).index_select(1, self.get_buffer("columns"))
+        if self._is_truncated:
+            logits = over_vocabulary(logits, self.get_buffer("columns"))
+        return logits, chosen

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from octavo.graphs.drafters.base import HeadsDrafter
+from octavo.graphs.drafters.base import HeadsDrafter, over_vocabulary
 
 
 class ResidualBlock(nn.Module):
@@ -73,9 +73,4 @@ class Medusa(HeadsDrafter):
             logits = torch.stack(rows, dim=1).flatten(0, 1)
         if self._logit_scale != 1.0:
             logits = logits * self._logit_scale
-        return self._scattered(logits) if self._is_truncated else logits
-
-    def _scattered(self, logits: Tensor) -> Tensor:
-        """[R, num_head_tokens] -> [R, V], -inf for tokens that are never drafted."""
-        never = torch.full_like(logits[:, :1], -torch.inf)
-        return torch.cat([logits, never], dim=-1).index_select(1, self.get_buffer("columns"))
+        return over_vocabulary(logits, self.get_buffer("columns")) if self._is_truncated else logits

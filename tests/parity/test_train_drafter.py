@@ -21,6 +21,7 @@ from octavo.compiler.training.unrolled import chain_hidden_states, visible
 from octavo.graphs.errors import BuildError
 from octavo.runtime import LLM, SamplingParams
 from octavo.tools.main import app
+from tests.parity import feature_drafters as made
 from tests.parity import tiny_models
 
 OPTIONS = TrainingOptions(
@@ -73,7 +74,7 @@ def test_unrolled_chains_equal_the_drafter_run_step_by_step(
     checkpoint: tuple[Path, PreTrainedModel],
 ) -> None:
     _, model = checkpoint
-    student = Eagle3Student(model, torch.arange(64))
+    student = Eagle3Student(model, torch.arange(64), torch.ones(3 * made.HIDDEN))
     generator = torch.Generator().manual_seed(0)
     for parameter in student.drafter.midlayer.parameters():
         parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
