@@ -62,7 +62,7 @@ class HiddenStatesTap(nn.Module):
         """
         hidden = self.read_all()[0]
         if self.projection is not None:
-            hidden = self.projection(hidden)
+            hidden = self.projection(hidden.to(self.projection.weight.dtype))
         if self._wanted.rows == "logits" and rows is not None:
             hidden = hidden[rows]
         return hidden.float()

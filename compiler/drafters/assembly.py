@@ -17,7 +17,7 @@ def with_weights(make: Callable[[], Drafter], state: Mapping[str, Tensor]) -> Dr
     """What `make` makes, on the CPU, in eval mode, with the tensors of `state` as they are.
 
     Its rotary frequencies are float32 whatever the weights are, as they are in the target: in
-    bfloat16 a position of 1000 would be turned by an angle that is off by a radian.
+    bfloat16 a token at position 1000 would be turned by up to a radian too much.
     """
     with torch.device("meta"):  # every weight is replaced: none is drawn at random before
         module = make()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.backends.manifest import Limits
+from octavo.compiler import rope
 from octavo.compiler.attention_interface import IMPLEMENTATION, StepContext, active
 from octavo.compiler.capture import EXPERTS_IMPLEMENTATION, export, observe, traced
 from octavo.compiler.isolation import one_thread
@@ -91,6 +92,7 @@ def capture_drafter(
     config: Any = drafter.config
     config._attn_implementation = IMPLEMENTATION
     config._experts_implementation = EXPERTS_IMPLEMENTATION
+    rope.freeze(drafter, limits.max_model_len)
     context = StepContext(limits.max_model_len)
     graph = PagedDrafterGraph(drafter, context).eval()
     with torch.no_grad(), active(context):

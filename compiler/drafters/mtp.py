@@ -8,7 +8,8 @@ and `shared_head`. MiMo-7B: `model.mtp_layers.0.` with `token_layernorm`, `hidde
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from octavo.compiler.drafters.base import ModuleCheckpoint, TargetFacts, TargetWeights
 from octavo.compiler.drafters.llama_config import mlp_shapes
@@ -53,10 +54,14 @@ def open_mtp(target: TargetFacts) -> MtpCheckpoint:
 
 
 class MtpCheckpoint(ModuleCheckpoint):
-    """`model_types` are those whose layers the stored one is like."""
+    """
+    model_types  those whose layers the stored one is like
+    settings     values of the model's config that the stored layer is known with
+    """
 
     method: SpeculativeMethod = "mtp"
     model_types: tuple[str, ...]
+    settings: ClassVar[Mapping[str, bool | float]] = {}
 
     def __init__(self, target: TargetFacts, tensors: TensorFolder, prefix: str) -> None:
         self.path = target.checkpoint.path
@@ -70,7 +75,7 @@ class MtpCheckpoint(ModuleCheckpoint):
                 f"{self.path} is a {model_type} model, and of those with tensors {prefix}* only "
                 f"{' and '.join(self.model_types)} are known to method=mtp: choose another drafter"
             )
-        refuse_other_settings(self.path, self._config.to_dict(), {"attention_bias": False})
+        refuse_other_settings(self.path, self._config.to_dict(), self.settings)
         shapes = {prefix + name: shape for name, shape in self._shapes().items()}
         tensors.require(shapes, _OWNER)
         refuse_unread_tensors(tensors, shapes, _OWNER, prefix=prefix)
@@ -109,6 +114,7 @@ class MtpCheckpoint(ModuleCheckpoint):
 
 class DeepseekMtpCheckpoint(MtpCheckpoint):
     model_types = ("deepseek_v3",)
+    settings: ClassVar[Mapping[str, bool | float]] = {"attention_bias": False}
 
     def hidden(self) -> CaptureHidden:
         from octavo.compiler.hidden_states import CaptureHidden

@@ -19,7 +19,7 @@ from octavo.runtime.speculation.verified import Verified
 _DRAFT_WEIGHT = 0.15
 _ALL_WEIGHT, _NONE_WEIGHT = 0.5, 0.3
 _METHOD_WEIGHT = 0.02
-_COST_WEIGHT = 0.05
+_COST_WEIGHT, _CHEAPER_WEIGHT = 0.05, 0.3
 # What is expected of drafts before anything is known.
 _FIRST_ACCEPTANCE = 0.7
 # What a token of a step is thought to cost, to the step's cost without any, before that is known.
@@ -95,7 +95,9 @@ class DraftController:
     def observe_drafting(self, method: str, num_drafts: int, seconds: float) -> None:
         if num_drafts:
             old, new = self._draft_seconds[method], seconds / num_drafts
-            self._draft_seconds[method] = old + _COST_WEIGHT * (new - old) if old else new
+            # What is paid once, such as reading a new prompt, is forgotten soon.
+            weight = _COST_WEIGHT if new > old else _CHEAPER_WEIGHT
+            self._draft_seconds[method] = old + weight * (new - old) if old else new
 
     def observe_verified(self, verified: Verified) -> None:
         history = self._history(verified.request, verified.method)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from octavo.compiler.drafters import DrafterCheckpoint, TargetFacts, open_drafte
 from octavo.graphs.errors import BuildError, CheckpointError
 from tests.parity import feature_drafters as made
 from tests.parity import tiny_models
+from tests.unit import tokenizer_kinds
 
 Tensors = dict[str, Tensor]
 
@@ -46,6 +48,10 @@ def cut(name: str) -> Callable[[Tensors], None]:
     return change
 
 
+def add(name: str, *shape: int) -> Callable[[Tensors], None]:
+    return lambda tensors: tensors.__setitem__(name, torch.ones(*shape))
+
+
 def keep(_: Tensors) -> None:
     """Changes nothing."""
 
@@ -60,6 +66,21 @@ EAGLE: list[tuple[dict[str, Any], Callable[[Tensors], None], str]] = [
         {},
         cut("layers.0.self_attn.k_proj.weight"),
         r"layers.0.self_attn.k_proj.weight is \[31, 64\] instead of \[32, 64\]",
+    ),
+    ({"num_hidden_layers": 0}, keep, "has 0 layers, an EAGLE drafter has at least 1"),
+    ({"bias": True}, drop("fc.bias"), r"lacks 1 .*\(fc.bias\)"),
+    ({"bias": "yes"}, keep, 'has bias = "yes" where true or false belongs'),
+    ({"mlp_bias": True}, keep, "has mlp_bias = true in its config and only false is known"),
+    ({"logit_scale": 0.5}, keep, "has logit_scale = 0.5 in its config and only 1.0 is known"),
+    (
+        {"add_para_norm": True},
+        add("embedding_layernorm.weight", 64),
+        r"has 1 tensors that are not of an EAGLE drafter .*\(embedding_layernorm.weight\)",
+    ),
+    (
+        {"qkv_bias": True},
+        add("layers.0.self_attn.q_proj.bias", 64),
+        r"has 1 tensors that are not of .*\(layers.0.self_attn.q_proj.bias\)",
     ),
 ]
 
@@ -93,6 +114,21 @@ EAGLE3: list[tuple[dict[str, Any], Callable[[Tensors], None], str]] = [
     ({}, drop("fc.weight"), r"lacks 1 .*\(fc.weight\)"),
     ({}, drop("midlayer.input_layernorm.weight"), r"\(midlayer.input_layernorm.weight\)"),
     ({}, cut("fc.weight"), r"fc.weight is \[63, 192\] instead of \[64, 192\]"),
+    ({}, add("fc.bias", 64), r"has 1 tensors that are not of an EAGLE-3 drafter \(fc.bias\)"),
+    ({"draft_vocab_size": 300}, keep, r"drafts 300 tokens \(draft_vocab_size\) and .* has 256"),
+    ({"draft_vocab_size": "50"}, keep, 'has draft_vocab_size = "50" where a whole number'),
+    (
+        {"eagle_aux_hidden_state_layer_ids": ["2"]},
+        keep,
+        r'has eagle_aux_hidden_state_layer_ids = \["2"\] where a list of layers belongs',
+    ),
+    (
+        {"eagle_config": {"use_aux_hidden_state": False}},
+        keep,
+        "has use_aux_hidden_state = false in its config and only true is known",
+    ),
+    ({"norm_before_fc": True}, keep, "has norm_before_fc = true in its config"),
+    ({"norm_output": True}, keep, "has norm_output = true in its config"),
 ]
 
 
@@ -109,6 +145,41 @@ def test_eagle3_is_refused(
     folder = made.write(tmp_path / "d", {**made.EAGLE3_CONFIG, **content}, tensors)
     with pytest.raises(CheckpointError, match=f"^{re.escape(str(folder))}.*{sentence}"):
         opened("eagle3", folder, target)
+
+
+def test_what_no_drafter_reads_may_be_stored(tmp_path: Path, target: TargetFacts) -> None:
+    """Rotary frequencies, the target's own output embedding, the map that training needs."""
+    tensors = made.eagle_tensors()
+    add("layers.0.self_attn.rotary_emb.inv_freq", 8)(tensors)
+    add("lm_head.weight", made.VOCAB, made.HIDDEN)(tensors)
+    opened("eagle", made.write(tmp_path / "eagle", made.CONFIG, tensors), target)
+    tensors = made.eagle3_tensors()
+    assert "t2d" in tensors
+    opened("eagle3", made.write(tmp_path / "eagle3", made.EAGLE3_CONFIG, tensors), target)
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_rotary_frequencies_stay_exact(tmp_path: Path, target: TargetFacts, method: str) -> None:
+    """Weights of 16 bits do not round them: a position times the rounding would be an angle."""
+    content = {**made.CONFIG, "rope_theta": 500.0}
+    tensors = made.eagle_tensors()
+    if method == "eagle3":
+        content["draft_vocab_size"] = made.NUM_DRAFTED
+        tensors = made.eagle3_tensors()
+    module = loaded(opened(method, made.write(tmp_path / "d", content, tensors), target))
+    assert {one.dtype for one in module.parameters()} == {torch.bfloat16}
+    found = module.get_buffer("rotary_emb.inv_freq")
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, 500.0 ** (-torch.arange(8) / 8))
+
+
+def loaded(drafter: DrafterCheckpoint) -> torch.nn.Module:
+    """With weights of bfloat16."""
+    from octavo.compiler.drafters import ModuleCheckpoint, TargetWeights
+
+    assert isinstance(drafter, ModuleCheckpoint)
+    ends = torch.zeros(made.VOCAB, made.HIDDEN)
+    return drafter.load_module(TargetWeights(ends, ends), torch.bfloat16)
 
 
 def test_ids_of_another_vocabulary_are_refused(tmp_path: Path, target: TargetFacts) -> None:
@@ -137,35 +208,29 @@ def test_a_folder_without_config_is_refused(tmp_path: Path, target: TargetFacts)
         opened("eagle", tmp_path, target)
 
 
-def test_a_model_without_further_layers_has_no_mtp(target: TargetFacts) -> None:
-    with pytest.raises(CheckpointError, match=r"has neither model.layers.6.eh_proj.weight nor "):
-        open_drafter(SpeculativeConfig(method="mtp"), target)
-
-
-def test_an_incomplete_mtp_layer_is_refused(tmp_path: Path) -> None:
-    path, _ = tiny_models.checkpoint(tmp_path / "m", "qwen2")
-    made._add(path, {"model.mtp_layers.0.input_proj.weight": torch.zeros(64, 128)})
-    facts = TargetFacts(open_checkpoint(path), made.HIDDEN, made.VOCAB, 2, "qwen2")
-    sentence = r"lacks 15 of the 16 tensors of its layer that predicts further tokens"
-    with pytest.raises(CheckpointError, match=sentence):
-        open_drafter(SpeculativeConfig(method="mtp"), facts)
-
-
-def test_a_gguf_has_no_mtp(tmp_path: Path, target: TargetFacts) -> None:
-    file = tmp_path / "model.gguf"
-    file.touch()
-    checkpoint: Any = type("Checkpoint", (), {"path": file})()
-    facts = TargetFacts(checkpoint, made.HIDDEN, made.VOCAB, 6, "llama")
-    with pytest.raises(CheckpointError, match="is no folder of safetensors"):
-        open_drafter(SpeculativeConfig(method="mtp"), facts)
-
-
 def test_a_draft_model_of_another_vocabulary_is_refused(
     tmp_path: Path, target: TargetFacts
 ) -> None:
     path, _ = tiny_models.checkpoint(tmp_path / "m", "llama", vocab_size=300)
     with pytest.raises(CheckpointError, match=r"has a vocabulary of 300 tokens and .* one of 256"):
         opened("draft_model", path, target)
+
+
+def test_a_draft_model_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    target, _ = tiny_models.checkpoint(tmp_path / "target", "llama", vocab_size=258)
+    draft, _ = tiny_models.checkpoint(tmp_path / "draft", "llama", vocab_size=258)
+    backend = tokenizer_kinds.byte_level()
+    for folder in (target, draft):
+        backend.save(str(folder / "tokenizer.json"))
+    facts = TargetFacts(open_checkpoint(target), made.HIDDEN, 258, 2, "llama")
+    opened("draft_model", draft, facts)
+    content = json.loads(backend.to_str())
+    vocab = content["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (draft / "tokenizer.json").write_text(json.dumps(content))
+    sentence = rf"token {vocab['b']} is 'b' in {draft} and 'a' in {target}: .* the same tokenizer"
+    with pytest.raises(CheckpointError, match=sentence):
+        opened("draft_model", draft, facts)
 
 
 def test_a_draft_model_with_too_few_positions_is_refused(tmp_path: Path) -> None:
