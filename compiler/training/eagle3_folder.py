@@ -102,9 +102,15 @@ class Eagle3Student(nn.Module):
         partial.replace(folder / WEIGHTS)
 
     def load(self, folder: Path) -> None:
-        """Takes the weights of a checkpoint that `save` has written for the same vocabulary."""
+        """Takes the weights of a checkpoint that `save` has written; BuildError for one with
+        another draft vocabulary, the rows of whose output embedding are other tokens."""
         tensors = load_file(folder / WEIGHTS)
-        del tensors["d2t"]
+        offsets = tensors.pop("d2t")
+        if not torch.equal(offsets + torch.arange(len(offsets)), self.get_buffer("token_ids")):
+            raise BuildError(
+                f"{folder} drafts other tokens than these texts and --draft-vocab-size give: "
+                "resume with those it was begun with, or choose another output"
+            )
         del tensors["fc.weight"]  # joined with the sizes; the training's state has it exactly
         self.drafter.load_state_dict(tensors, strict=False)
 

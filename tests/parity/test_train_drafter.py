@@ -163,6 +163,20 @@ def test_a_resumed_training_comes_to_the_same_weights(
     assert files == {"config.json", "model.safetensors", "training-state.pt"}
 
 
+def test_a_training_is_not_resumed_with_another_draft_vocabulary(
+    checkpoint: tuple[Path, PreTrainedModel], tmp_path: Path
+) -> None:
+    """The rows of its output embedding would stand for other tokens, and nothing would say so."""
+    _, model = checkpoint
+    options = replace(OPTIONS, draft_vocab_size=4)
+    Eagle3Trainer(model, [[1, 2, 3, 4] * 3] * 4, tmp_path, options).save()
+    message = "drafts other tokens than these texts and --draft-vocab-size give"
+    with pytest.raises(BuildError, match=message):
+        Eagle3Trainer(model, [[5, 6, 7, 8] * 3] * 4, tmp_path, options, resume=True)
+    with pytest.raises(BuildError, match=message):
+        Eagle3Trainer(model, [[1, 2, 3, 4] * 3] * 4, tmp_path, OPTIONS, resume=True)
+
+
 def test_the_draft_vocabulary_is_the_most_frequent_tokens() -> None:
     assert draft_vocabulary([[5, 5, 2], [2, 9, 5]], 2, 12).tolist() == [2, 5]
     assert draft_vocabulary([[1]], 99, 4).tolist() == [0, 1, 2, 3]
