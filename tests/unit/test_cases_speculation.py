@@ -58,17 +58,48 @@ PARAMS = {
 def test_s08_drafts_change_nothing_whatever_the_parameters(
     engine: LLMEngine, says: object, name: str
 ) -> None:
-    """S04, S07, S08: penalties, bias and cuts count in every row, with its own history; S09: the
-    logprobs of accepted drafts are those of the target."""
+    """TRT-LLM#17701: penalties, bias and cuts are applied, in every row with its own history."""
     params = dataclasses.replace(PARAMS[name], logprobs=3)
     wanted = complete(engine, PROMPT, params).outputs
     speculator = speculate(engine.engine, ScriptedDrafter(says))  # type: ignore[arg-type]
     found = complete(engine, PROMPT, params).outputs
     assert found == wanted
-    for position in found[0].logprobs or ():
-        assert all(row.logprob < 0 for row in position.values())
     if says is truth and name == "greedy":
         assert speculator.counts.num_accepted_tokens == speculator.counts.num_draft_tokens == 15
+
+
+def test_s04_every_token_of_a_step_counts_for_penalties(engine: LLMEngine) -> None:
+    """sglang#33643: a step of several tokens is not one token of the history.
+
+    With a penalty that forbids a token once it was said, no letter may come twice.
+    """
+    params = letters(max_tokens=20, frequency_penalty=2.0, presence_penalty=2.0, temperature=0.01)
+    speculator = speculate(engine.engine, ScriptedDrafter(lambda r, most: [70] * most))
+    wanted = complete(engine, PROMPT, dataclasses.replace(params, speculate=False))
+    found = complete(engine, PROMPT, params)
+    assert found.outputs == wanted.outputs
+    assert speculator.counts.num_draft_tokens > 0
+
+
+def test_s07_a_bias_reaches_every_row(engine: LLMEngine) -> None:
+    """vllm#42744: not the row after the last draft alone. All tokens are the biased one."""
+    params = greedy(max_tokens=12, logit_bias={71: 100.0})
+    speculator = speculate(engine.engine, ScriptedDrafter(lambda r, most: [71] * most))
+    found = complete(engine, PROMPT, params)
+    assert found.outputs[0].token_ids == [71] * 12
+    assert speculator.counts.num_accepted_tokens == speculator.counts.num_draft_tokens > 0
+
+
+def test_s09_accepted_tokens_have_the_targets_logprobs(engine: LLMEngine) -> None:
+    """vllm#17876, llama.cpp#27972: none is 0.0, each is that of a run without drafts."""
+    params = greedy(max_tokens=16, logprobs=2)
+    wanted = complete(engine, PROMPT, params).outputs[0].logprobs
+    speculator = speculate(engine.engine, ScriptedDrafter(truth))
+    found = complete(engine, PROMPT, params).outputs[0].logprobs
+    assert found == wanted
+    assert speculator.counts.num_accepted_tokens == 12
+    for position in found or ():
+        assert all(row.logprob < 0 for row in position.values())
 
 
 def test_s01_an_accepted_run_ends_at_its_stop_token() -> None:
