@@ -167,7 +167,11 @@ def _says_full(error: BaseException | None) -> bool:
 
 
 def _free_bytes(path: Path) -> int:
-    return shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
+    """Of the disk that holds `path`, or will; another process may remove it at any time."""
+    for place in (path, *path.parents):
+        with contextlib.suppress(FileNotFoundError):
+            return shutil.disk_usage(place).free
+    raise AssertionError("the root of the file system is always there")
 
 
 @contextlib.contextmanager

@@ -294,6 +294,24 @@ def test_too_little_space_is_refused_early(tmp_path: Path) -> None:
         check_free_space(tmp_path / "not" / "there", 1 << 60)
 
 
+def test_a_folder_that_is_removed_meanwhile_has_its_parents_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process evicts a cache entry between a look at it and the question for its disk."""
+    folder = tmp_path / "entry"
+    folder.mkdir()
+    usage = shutil.disk_usage
+
+    def removed_first(path: Path) -> object:
+        if folder.exists():
+            folder.rmdir()
+        return usage(path)
+
+    monkeypatch.setattr(shutil, "disk_usage", removed_first)
+    check_free_space(folder, 1)
+    assert not folder.exists()
+
+
 def test_the_manifest_is_plain_json(tmp_path: Path, manifest: Manifest) -> None:
     build(tmp_path / "engine", manifest, "weights")
     text = (tmp_path / "engine" / "manifest.json").read_text()
