@@ -33,7 +33,7 @@ class SpeculativeConfig(Frozen):
     model: str | None = None
     num_speculative_tokens: int = Field(default=4, ge=1, le=MOST_DRAFT_TOKENS)
     prompt_lookup_min: int | None = Field(default=None, ge=1, description="ngram: 2")
-    prompt_lookup_max: int | None = Field(default=None, ge=1, description="ngram: 5")
+    prompt_lookup_max: int | None = Field(default=None, ge=1, description="ngram: 8")
     quantization: Quantization | None = Field(default=None, description="None: the model's own")
 
     @model_validator(mode="after")

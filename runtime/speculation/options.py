@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ACCEPTANCES = ("exact", "rejection")
 DEFAULT_NUM_TOKENS = 8  # of n-grams, where nothing is said
-DEFAULT_LOOKUP_MIN, DEFAULT_LOOKUP_MAX = 2, 5
+DEFAULT_LOOKUP_MIN, DEFAULT_LOOKUP_MAX = 2, 8
 NGRAM = "ngram"
 
 # What `speculative=` may be: see `resolve`.

@@ -52,6 +52,16 @@ def eagle(folder: Path) -> Path:
     return made.write(folder / "eagle", CONFIG, tensors)
 
 
+def eagle3(folder: Path) -> Path:
+    """It drafts the first 512 ids, rearranged by nothing."""
+    tensors = {"fc.weight": random(HIDDEN, 3 * HIDDEN), **eagle_layer("midlayer.", 2 * HIDDEN)}
+    for name in ("midlayer.hidden_norm", "midlayer.input_layernorm", "norm"):
+        tensors[f"{name}.weight"] = torch.ones(HIDDEN)
+    tensors["lm_head.weight"] = random(512, HIDDEN)
+    tensors["d2t"] = torch.zeros(512, dtype=torch.int64)
+    return made.write(folder / "eagle3", {**CONFIG, "draft_vocab_size": 512}, tensors)
+
+
 def medusa(folder: Path) -> Path:
     """Two heads without output embeddings: the model's own serves them."""
     tensors = {}
@@ -102,9 +112,10 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         drafter("medusa", medusa(folder), 2),
         drafter("mlp_speculator", mlp_speculator(folder), 2),
     )
-    reads_all = build(folder / "reads-all", drafter("eagle", eagle(folder), 3))
+    last = build(folder / "last-states", drafter("eagle", eagle(folder), 3))
+    fused = build(folder / "fused-states", drafter("eagle3", eagle3(folder), 3))
     methods = ("ngram", "draft_model", "medusa", "mlp_speculator")
-    return {**dict.fromkeys(methods, others), "eagle": reads_all}
+    return {**dict.fromkeys(methods, others), "eagle": last, "eagle3": fused}
 
 
 def generate(llm: LLM, *, alone: bool) -> list[list[int]]:
@@ -128,7 +139,9 @@ def generate(llm: LLM, *, alone: bool) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-@pytest.mark.parametrize("method", ["ngram", "draft_model", "medusa", "mlp_speculator", "eagle"])
+@pytest.mark.parametrize(
+    "method", ["ngram", "draft_model", "medusa", "mlp_speculator", "eagle", "eagle3"]
+)
 def test_drafts_change_no_token(engines: dict[str, Path], method: str) -> None:
     path = engines[method]
     with LLM(path, speculative=False) as llm:

@@ -70,7 +70,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (
         {"method": "ngram", "prompt_lookup_min": 9},
         RequestError,
-        "prompt_lookup_min is 9 and prompt_lookup_max 5: the first must not be the larger",
+        "prompt_lookup_min is 9 and prompt_lookup_max 8: the first must not be the larger",
     ),
 ]
 
