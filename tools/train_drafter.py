@@ -118,8 +118,7 @@ def _answers(
     seed: int,
 ) -> list[list[int]]:
     """Prompts with the model's answers, as token ids; those already in the file are kept."""
-    known = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    sequences: list[list[int]] = [json.loads(line) for line in known]
+    sequences = _known_answers(path)
     if len(sequences) >= len(prompts):
         return sequences
 
@@ -146,6 +145,15 @@ def _answers(
             file.flush()
             typer.echo(f"answered {len(sequences)} of {len(prompts)} prompts", err=True)
     return sequences
+
+
+def _known_answers(path: Path) -> list[list[int]]:
+    """Those of an interrupted command; half a line at the end is taken away."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    if lines and not lines[-1].endswith("\n"):
+        del lines[-1]
+        path.write_text("".join(lines), encoding="utf-8")
+    return [json.loads(line) for line in lines]
 
 
 def _encoded(llm: LLM, prompt: str | list[dict[str, Any]]) -> Prompt:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
 
@@ -19,6 +19,7 @@ from octavo.graphs.drafters.eagle3 import Eagle3
 from octavo.graphs.errors import BuildError
 
 WEIGHTS = "model.safetensors"
+_EMBEDDING = "embed_tokens.weight"
 _CONFIG_KEYS = (
     "hidden_size",
     "intermediate_size",
@@ -93,7 +94,7 @@ class Eagle3Student(nn.Module):
         tensors = {
             name: tensor.contiguous()
             for name, tensor in self.drafter.state_dict().items()
-            if name not in ("embed_tokens.weight", "columns") and "inv_freq" not in name
+            if name not in (_EMBEDDING, "columns") and "inv_freq" not in name
         }
         tensors["fc.weight"] = self.fc.weight.detach() / self.get_buffer("sizes")
         tensors["d2t"] = token_ids - torch.arange(len(token_ids))
@@ -101,18 +102,21 @@ class Eagle3Student(nn.Module):
         save_file(tensors, partial)
         partial.replace(folder / WEIGHTS)
 
-    def load(self, folder: Path) -> None:
-        """Takes the weights of a checkpoint that `save` has written; BuildError for one with
-        another draft vocabulary, the rows of whose output embedding are other tokens."""
-        tensors = load_file(folder / WEIGHTS)
-        offsets = tensors.pop("d2t")
-        if not torch.equal(offsets + torch.arange(len(offsets)), self.get_buffer("token_ids")):
+    def state(self) -> dict[str, Tensor]:
+        """All that training changes, and the draft vocabulary."""
+        return {
+            name: tensor for name, tensor in self.state_dict().items() if _EMBEDDING not in name
+        }
+
+    def resume(self, state: dict[str, Tensor], folder: Path) -> None:
+        """Takes over a state; BuildError for one with another draft vocabulary, the rows of whose
+        output embedding are other tokens."""
+        if not torch.equal(state["token_ids"], self.get_buffer("token_ids")):
             raise BuildError(
                 f"{folder} drafts other tokens than these texts and --draft-vocab-size give: "
                 "resume with those it was begun with, or choose another output"
             )
-        del tensors["fc.weight"]  # joined with the sizes; the training's state has it exactly
-        self.drafter.load_state_dict(tensors, strict=False)
+        self.load_state_dict(state, strict=False)
 
     @torch.no_grad()
     def _take_from(self, target: Any) -> None:

@@ -155,7 +155,7 @@ class Eagle3Trainer:
         state = {
             "step": self._step,
             "seconds": self._seconds,
-            "fc": self.student.fc.weight.detach(),
+            "student": self.student.state(),
             "optimizer": self._optimizer.state_dict(),
         }
         torch.save(state, partial)
@@ -273,8 +273,7 @@ class Eagle3Trainer:
                 f"{self._folder} holds no {STATE} to resume from: leave --resume out to begin anew"
             )
         state = torch.load(path, weights_only=True)
-        self.student.load(self._folder)
-        self.student.fc.load_state_dict({"weight": state["fc"]})
+        self.student.resume(state["student"], self._folder)
         self._optimizer.load_state_dict(state["optimizer"])
         self._step, self._seconds = int(state["step"]), float(state["seconds"])
 

@@ -131,7 +131,7 @@ class DraftController:
         return 1
 
     def _least_acceptance(self, method: str) -> float:
-        """At which a draft is worth its cost: the tokens the engine makes in that time without it."""
+        """At which a draft is worth its cost: the tokens that are made in that time without it."""
         fitted = self._cost.fit()
         draft_seconds = self._draft_seconds[method]
         if fitted is None or sum(fitted) <= 0:

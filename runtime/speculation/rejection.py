@@ -51,6 +51,7 @@ def _pack(sequences: Sequence[VerifiedRows], rows: Sequence[int]) -> AcceptInput
     ]
     starts = np.cumsum([0, *rows[:-1]])
     params = [one.request.params for one in sequences]
+    vocab_size = len(sequences[0].raw[0])
     drafts, probs, prob_rows = _drafts(sequences, rows)
     return AcceptInputs(
         logits=np.stack([row for one in sequences for row in one.raw[: len(one.edited)]]),
@@ -62,7 +63,8 @@ def _pack(sequences: Sequence[VerifiedRows], rows: Sequence[int]) -> AcceptInput
         draft_probs=probs,
         prob_rows=np.array(prob_rows, np.int32),
         temperature=np.repeat([0.0 if p.greedy else p.temperature for p in params], rows),
-        top_k=np.repeat([max(p.top_k, 0) for p in params], rows).astype(np.int32),
+        # As in exact mode; a larger one need not fit an int32.
+        top_k=np.repeat([min(max(p.top_k, 0), vocab_size) for p in params], rows).astype(np.int32),
         top_p=np.repeat([float(p.top_p) for p in params], rows),
         min_p=np.repeat([float(p.min_p) for p in params], rows),
         uniforms=np.concatenate([_uniforms(one.request, len(one.edited)) for one in sequences]),

@@ -142,7 +142,8 @@ def grid(count: int) -> Array:
 def test_s16_the_next_token_has_the_targets_distribution(
     name: str, params: dict[str, Any], is_certain: bool
 ) -> None:
-    """Every draft with its probability, every pair of uniforms of a fine grid: sums to p exactly.
+    """Every draft with its probability, every pair of uniforms of a grid: sums to p, as far as the
+    grid is fine; test_accept_graph.py sums exactly. Block verification is not offered.
 
     The formula is that of Leviathan et al. (2023): accept with min(1, p / q), else draw from what
     p has beyond q.

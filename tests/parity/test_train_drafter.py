@@ -230,7 +230,7 @@ def test_the_command_trains_on_answers_and_keeps_them(
     output.mkdir()
     known = [[i, i + 1, i + 2, i + 3, i, i + 1, i + 2] for i in range(20)]
     lines = "".join(json.dumps(one) + "\n" for one in known)
-    (output / "sequences.jsonl").write_text(lines)
+    (output / "sequences.jsonl").write_text(lines + "[7, 8, ")  # it was killed while it wrote
     text = tmp_path / "prompts.txt"
     text.write_text("a prompt\n" * 20)
     arguments = ["train-drafter", "--model", str(path), "--text", str(text), "--resume"]
