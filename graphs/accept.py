@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from octavo.graphs.ops import accept_torch as _registers_the_operator  # noqa: F401
 from octavo.graphs.ops.accept import SCHEMA
+from octavo.graphs.ops.accept_torch import OPERATOR
 
 _ROWS, _EDITS, _PROBS = "L", "E", "P"
 
@@ -53,7 +53,7 @@ class AcceptGraph(nn.Module):
             min_p,
             uniforms,
         )
-        return cast(Tensor, torch.ops.octavo.accept(*operands, self._sampled_vocab_size))
+        return cast(Tensor, OPERATOR(*operands, self._sampled_vocab_size))
 
 
 def export_accept(sampled_vocab_size: int) -> ExportedProgram:

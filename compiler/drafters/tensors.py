@@ -106,7 +106,8 @@ def shown(names: list[str]) -> str:
 
 def _headers(file: Path) -> list[tuple[str, StoredTensor]]:
     with _opened(file, "np") as tensors:
-        slices = [(name, tensors.get_slice(name)) for name in tensors.keys()]  # noqa: SIM118
+        names: list[str] = list(tensors.keys())  # the handle itself cannot be iterated over
+        slices = [(name, tensors.get_slice(name)) for name in names]
         return [
             (name, StoredTensor(file, one.get_dtype(), tuple(one.get_shape())))
             for name, one in slices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import shutil
@@ -58,6 +59,9 @@ def _build_lanes16() -> Path:
         cmake, f"-S{source}", f"-B{folder}", "-DCMAKE_BUILD_TYPE=Release",
         "-DOCTAVO_KERNELS_LANES16=ON", f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={folder}", *generator,
     ]  # fmt: skip
-    for command in (configure, [cmake, "--build", str(folder)]):
-        subprocess.run(command, check=True, capture_output=True, text=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the tests run in several processes
+        for command in (configure, [cmake, "--build", str(folder)]):
+            subprocess.run(command, check=True, capture_output=True, text=True)
     return folder / "liboctavo_kernels_lanes16.so"

@@ -65,7 +65,7 @@ def run(name: str, operands: dict[str, Array], vocab: int = VOCAB) -> list[int]:
         tensors = {name: torch.from_numpy(array) for name, array in operands.items()}
         return [int(token) for token in accept(**tensors, vocab=vocab)]
     one = session(None if name == "body" else name, vocab)
-    return one.run(None, operands)[0].tolist()  # type: ignore[no-any-return]
+    return [int(token) for token in one.run(None, operands)[0]]
 
 
 logits = st.lists(

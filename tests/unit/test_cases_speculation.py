@@ -114,13 +114,24 @@ def test_s01_an_accepted_run_ends_at_its_stop_token() -> None:
     harness.run()
     assert request.output_token_ids == run[:3]
     assert (request.finish_reason, request.stop_reason) == ("stop", run[2])
-    # S17, sglang#39826: what lies behind the stop was computed and is counted nowhere.
-    assert harness.engine.snapshot()["generation_tokens"] == 3
     assert speculator.counts.num_draft_tokens == 3  # as many as the length leaves room for
 
 
 def _all(request: Request) -> list[int]:
     return [*request.prompt_token_ids, *request.output_token_ids]
+
+
+def test_s17_usage_counts_what_was_emitted_alone() -> None:
+    """sglang#39826: what lies behind an accepted end was computed, and is counted nowhere."""
+    harness = Harness()
+    prompt = random_tokens(9)
+    run = continued(prompt, 6)
+    speculate(harness.engine, ScriptedDrafter(lambda r, most: continued(_all(r), most)))
+    request = harness.add(prompt, max_tokens=20, eos_token_ids=[run[2]])
+    harness.run()
+    assert [len(step.token_ids) for step in harness.steps] == [9, 5]
+    assert request.num_output_tokens == 3
+    assert harness.engine.snapshot()["generation_tokens"] == 3
 
 
 def test_s03_the_target_decides_where_a_sequence_ends() -> None:
