@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # pydantic and torch stay off the import path of `octavo.runt
 
     from octavo.backends.manifest import KvLayout, Limits, Manifest, Profile, Target
     from octavo.graphs.program import CapturedProgram
-    from octavo.graphs.spec import CacheDType, FloatDType, Quantization
+    from octavo.graphs.spec import CacheDType, Device, FloatDType, Quantization
 
 Int32Array = NDArray[np.int32]
 Float32Array = NDArray[np.float32]
@@ -91,15 +91,24 @@ class Compatibility:
         return self.reason is None
 
 
-@dataclass(frozen=True)
-class BuildOptions:
+@dataclass(frozen=True, kw_only=True)
+class EngineKind:
+    """What decides whether a backend can build an engine at all, known before any work is done."""
+
+    dtype: FloatDType
+    kv_cache_dtype: CacheDType
+    quantization: Quantization = "none"
+    device: Device = "cpu"
+    # Of CUDA devices, such as "8.9"; empty where the backend's files run on all it supports.
+    compute_capabilities: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions(EngineKind):
     """What the compiler asks of a backend for one engine."""
 
     limits: Limits
     profiles: tuple[Profile, ...]
-    dtype: FloatDType
-    kv_cache_dtype: CacheDType
-    quantization: Quantization = "none"
 
 
 @dataclass(frozen=True)
@@ -148,10 +157,13 @@ class Executable(Protocol):
 
 class Backend(Protocol):
     name: str
-    # Octavo's operators with kernels of their own, by torch name; the compiler keeps others out.
-    operators: frozenset[str]
+    devices: tuple[Device, ...]  # the first is what it builds for where none is asked for
 
-    def require(self, dtype: FloatDType, kv_cache_dtype: CacheDType, block_size: int) -> None:
+    def operators(self, kind: EngineKind) -> frozenset[str]:
+        """Octavo's operators with kernels of their own, by torch name; the compiler keeps others
+        out."""
+
+    def require(self, kind: EngineKind, block_size: int) -> None:
         """Raises BuildError for what this backend cannot build, before any work is done."""
 
     def supports(self, program: CapturedProgram) -> Report:

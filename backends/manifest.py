@@ -9,6 +9,7 @@ from pydantic import Field
 from octavo.graphs.bindings import DType
 from octavo.graphs.spec import (
     CacheDType,
+    Device,
     FloatDType,
     Frozen,
     ModelSpec,
@@ -76,9 +77,11 @@ class FileRecord(Frozen):
 
 
 class Target(Frozen):
-    """The machines an engine runs on: an architecture and the CPU features its files rely on."""
+    """The machines an engine runs on: the processor, its features that the files rely on, and for
+    CUDA the compute capabilities that they were compiled for; none: any that the backend has."""
 
     architecture: str
+    device: Device = "cpu"
     cpu_features: tuple[str, ...] = ()
     compute_capabilities: tuple[str, ...] = ()
 

@@ -58,7 +58,7 @@ def build_engine(config: BuildConfig, observer: StageObserver | None = None) -> 
     output = config.output.expanduser()
     require_replaceable(output)
     backend = registry.get(config.backend)
-    backend.require(config.weights_dtype, config.cache_dtype, config.block_size)
+    backend.require(config.kind(backend.devices), config.block_size)
     opened = _opened(config, stages)
     if config.use_cache:
         with stages.stage("cache") as stage:
@@ -171,11 +171,9 @@ def _build(config: BuildConfig, opened: _Opened, output: Path, stages: Stages) -
             positions = max_positions(checkpoint.config, config.max_model_len)
             limits = config.limits(positions)
             options = BuildOptions(
-                limits,
-                make_profiles(limits, config.max_draft_tokens),
-                config.weights_dtype,
-                config.cache_dtype,
-                config.quantization,
+                **vars(config.kind(backend.devices)),
+                limits=limits,
+                profiles=make_profiles(limits, config.max_draft_tokens),
             )
             dtype: torch.dtype = getattr(torch, config.weights_dtype)
         with _weights_in_files(options, staging):

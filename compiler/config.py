@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from octavo.backends.base import EngineKind
 from octavo.backends.manifest import DEFAULT_MAX_DRAFT_TOKENS, MOST_DRAFT_TOKENS, Limits
 from octavo.graphs.errors import BuildError
 from octavo.graphs.spec import (
     CacheDType,
+    Device,
     FloatDType,
     Frozen,
     Quantization,
@@ -63,6 +65,11 @@ class BuildConfig(Frozen):
     dtype: Literal["auto"] | FloatDType = Field(default="auto", description="auto: float32")
     quantization: Quantization = Field(default="none", description="of the linear layers' weights")
     kv_cache_dtype: Literal["auto", "int8"] = Field(default="auto", description="auto: dtype")
+    device: Device | None = Field(default=None, description="None: the backend's first")
+    compute_capabilities: tuple[Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]$")], ...] = Field(
+        default=(),
+        description="of CUDA devices, such as 8.9; none: all that the backend builds for",
+    )
     max_model_len: int | None = Field(default=None, ge=2, description="None: the model's positions")
     max_num_seqs: int = Field(default=DEFAULT_MAX_NUM_SEQS, ge=1)
     max_num_batched_tokens: int = Field(default=DEFAULT_MAX_NUM_BATCHED_TOKENS, ge=1)
@@ -97,6 +104,27 @@ class BuildConfig(Frozen):
         """Of one sequence in a step of the profile verify."""
         counts = [drafter.num_speculative_tokens for drafter in self.speculative]
         return max([DEFAULT_MAX_DRAFT_TOKENS, *counts])
+
+    def kind(self, devices: tuple[Device, ...]) -> EngineKind:
+        """What is asked of a backend that builds for `devices`; BuildError if it cannot be."""
+        device = self.device or devices[0]
+        if device not in devices:
+            raise BuildError(
+                f"the {self.backend} backend does not build for the device {device}: "
+                f"choose {' or '.join(devices)}, or another backend"
+            )
+        if self.compute_capabilities and device != "cuda":
+            raise BuildError(
+                f"--compute-capability {self.compute_capabilities[0]} is one of a CUDA device: "
+                "add --device cuda"
+            )
+        return EngineKind(
+            dtype=self.weights_dtype,
+            kv_cache_dtype=self.cache_dtype,
+            quantization=self.quantization,
+            device=device,
+            compute_capabilities=self.compute_capabilities,
+        )
 
     @property
     def weights_dtype(self) -> FloatDType:

@@ -38,7 +38,7 @@ def compile_graph(
     `blocks`: what the weights were dequantised from. UnsupportedModelError where a node cannot be
     run by the backend.
     """
-    wanted = PassOptions(backend.operators, options.quantization, options.kv_cache_dtype)
+    wanted = PassOptions(backend.operators(options), options.quantization, options.kv_cache_dtype)
     with stages.stage("passes"):
         program = run_passes(program, wanted)
         memory.release()

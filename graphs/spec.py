@@ -13,6 +13,7 @@ from octavo.graphs.bindings import Binding, DType
 FloatDType = Literal["float32", "float16", "bfloat16"]
 CacheDType = FloatDType | Literal["int8"]
 Quantization = Literal["none", "int8", "int4"]
+Device = Literal["cpu", "cuda"]
 SpeculativeMethod = Literal[
     "ngram", "draft_model", "medusa", "eagle", "eagle3", "mlp_speculator", "mtp"
 ]

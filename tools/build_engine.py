@@ -37,6 +37,17 @@ def build_engine(
     kv_cache_dtype: Annotated[
         str, typer.Option(help="Of cached keys and values: auto (as --dtype) or int8.")
     ] = "auto",
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu or cuda.  [default: the first that the backend builds for]"),
+    ] = None,
+    compute_capabilities: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--compute-capability",
+            help="Of a CUDA device, such as 8.9; repeatable.  [default: all that the backend has]",
+        ),
+    ] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="Tokens of prompt and output.  [default: the model's]")
     ] = None,
@@ -62,6 +73,8 @@ def build_engine(
         "dtype": dtype,
         "quantization": quantization,
         "kv_cache_dtype": kv_cache_dtype,
+        "device": device,
+        "compute_capabilities": compute_capabilities,
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,

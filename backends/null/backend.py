@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.backends import host
-from octavo.backends.base import BuildOptions, BuiltFiles, Compatibility, LoadOptions, Report
+from octavo.backends.base import (
+    BuildOptions,
+    BuiltFiles,
+    Compatibility,
+    EngineKind,
+    LoadOptions,
+    Report,
+)
 from octavo.backends.null.executable import NullExecutable
 from octavo.backends.step_checks import no_acceptance_graph
 
@@ -15,18 +22,21 @@ if TYPE_CHECKING:
 
     from octavo.backends.manifest import Manifest
     from octavo.graphs.program import CapturedProgram
-    from octavo.graphs.spec import CacheDType, FloatDType
+    from octavo.graphs.spec import Device
 
 
 class NullBackend:
     name = "null"
-    operators: frozenset[str] = frozenset()
+    devices: tuple[Device, ...] = ("cpu",)
+
+    def operators(self, kind: EngineKind) -> frozenset[str]:
+        return frozenset()
 
     def supports(self, program: CapturedProgram) -> Report:
         """Nothing of the graph is run, so every node is supported."""
         return Report()
 
-    def require(self, dtype: FloatDType, kv_cache_dtype: CacheDType, block_size: int) -> None:
+    def require(self, kind: EngineKind, block_size: int) -> None:
         """Nothing is computed, so every option is supported."""
 
     def build(self, program: CapturedProgram, options: BuildOptions, staging: Path) -> BuiltFiles:

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.backends import host
-from octavo.backends.base import BuildOptions, BuiltFiles, Compatibility, LoadOptions, Report
+from octavo.backends.base import (
+    BuildOptions,
+    BuiltFiles,
+    Compatibility,
+    EngineKind,
+    LoadOptions,
+    Report,
+)
 from octavo.graphs.errors import BackendError, BuildError
 from octavo.graphs.ops.activation import ACTIVATE, ACTIVATE_QUANTIZE
 from octavo.graphs.ops.fused_paged_attention import INT8_SCHEMA as FUSED_ATTENTION_INT8
@@ -24,7 +31,7 @@ if TYPE_CHECKING:
     from octavo.backends.manifest import Manifest
     from octavo.backends.onnxruntime.executable import OnnxRuntimeExecutable
     from octavo.graphs.program import CapturedProgram
-    from octavo.graphs.spec import CacheDType, FloatDType
+    from octavo.graphs.spec import Device
 
 MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = "model.onnx.data"
@@ -37,27 +44,33 @@ _WEIGHT_ALIGNMENT = 4096
 _MINIMUM_VERSION = (1, 31)
 
 
+_CPU_OPERATORS = frozenset(
+    schema.name
+    for schema in (
+        ACTIVATE,
+        ACTIVATE_QUANTIZE,
+        FUSED_ATTENTION,
+        FUSED_ATTENTION_INT8,
+        LINEAR_RESIDUAL,
+        NORM,
+        NORM_QUANTIZE,
+        QUANTIZE,
+        QUANTIZED_LINEAR,
+    )
+)
+
+
 class OnnxRuntimeBackend:
     name = "onnxruntime"
-    operators = frozenset(
-        schema.name
-        for schema in (
-            ACTIVATE,
-            ACTIVATE_QUANTIZE,
-            FUSED_ATTENTION,
-            FUSED_ATTENTION_INT8,
-            LINEAR_RESIDUAL,
-            NORM,
-            NORM_QUANTIZE,
-            QUANTIZE,
-            QUANTIZED_LINEAR,
-        )
-    )
+    devices: tuple[Device, ...] = ("cpu",)
 
-    def require(self, dtype: FloatDType, kv_cache_dtype: CacheDType, block_size: int) -> None:
-        if dtype != "float32":
+    def operators(self, kind: EngineKind) -> frozenset[str]:
+        return _CPU_OPERATORS
+
+    def require(self, kind: EngineKind, block_size: int) -> None:
+        if kind.dtype != "float32":
             raise BuildError(
-                f"the onnxruntime backend computes in float32 on a CPU, not in {dtype}: "
+                f"the onnxruntime backend computes in float32 on a CPU, not in {kind.dtype}: "
                 "build with --dtype float32"
             )
         if block_size % _BLOCK_SIZE_MULTIPLE:

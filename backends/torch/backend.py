@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.backends import host
-from octavo.backends.base import BuildOptions, BuiltFiles, Compatibility, LoadOptions, Report
+from octavo.backends.base import (
+    BuildOptions,
+    BuiltFiles,
+    Compatibility,
+    EngineKind,
+    LoadOptions,
+    Report,
+)
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -16,7 +23,7 @@ if TYPE_CHECKING:
     from octavo.backends.manifest import Manifest
     from octavo.backends.torch.executable import TorchExecutable
     from octavo.graphs.program import CapturedProgram
-    from octavo.graphs.spec import CacheDType, FloatDType
+    from octavo.graphs.spec import Device
 
 MODEL_FILE = "model.pt2"
 ACCEPT_FILE = "accept.pt2"
@@ -24,9 +31,12 @@ ACCEPT_FILE = "accept.pt2"
 
 class TorchBackend:
     name = "torch"
-    operators: frozenset[str] = frozenset()
+    devices: tuple[Device, ...] = ("cpu",)
 
-    def require(self, dtype: FloatDType, kv_cache_dtype: CacheDType, block_size: int) -> None:
+    def operators(self, kind: EngineKind) -> frozenset[str]:
+        return frozenset()
+
+    def require(self, kind: EngineKind, block_size: int) -> None:
         """Eager PyTorch has every dtype and block size."""
 
     def supports(self, program: CapturedProgram) -> Report:

@@ -58,7 +58,12 @@ def drafter(
         num_parameters=0,
         sampled_vocab_size=made.VOCAB,
     )
-    options = BuildOptions(LIMITS, make_profiles(LIMITS), "float32", "float32")
+    options = BuildOptions(
+        limits=LIMITS,
+        profiles=make_profiles(LIMITS),
+        dtype="float32",
+        kv_cache_dtype="float32",
+    )
     backend = registry.get(backend_name)
     opened = open_drafter(config, facts)
     built = build_drafter(opened, config, spec, weights, backend, options, folder)
