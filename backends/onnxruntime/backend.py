@@ -16,14 +16,8 @@ from octavo.backends.base import (
     LoadOptions,
     Report,
 )
-from octavo.graphs.errors import BackendError, BuildError
-from octavo.graphs.ops.activation import ACTIVATE, ACTIVATE_QUANTIZE
-from octavo.graphs.ops.fused_paged_attention import INT8_SCHEMA as FUSED_ATTENTION_INT8
-from octavo.graphs.ops.fused_paged_attention import SCHEMA as FUSED_ATTENTION
-from octavo.graphs.ops.linear import LINEAR_RESIDUAL
-from octavo.graphs.ops.norm import NORM, NORM_QUANTIZE
-from octavo.graphs.ops.quantization import SCHEMA as QUANTIZE
-from octavo.graphs.ops.quantized_linear import SCHEMA as QUANTIZED_LINEAR
+from octavo.backends.kernels import supported
+from octavo.graphs.errors import BackendError
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -36,28 +30,10 @@ if TYPE_CHECKING:
 MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = "model.onnx.data"
 ACCEPT_FILE = "accept.onnx"
-# The kernels keep a block's keys in columns of 16.
-_BLOCK_SIZE_MULTIPLE = 16
 # Aligned weights can be mapped; a page is enough for every processor.
 _WEIGHT_ALIGNMENT = 4096
 # The first release whose custom-op interface has what the native kernels call.
 _MINIMUM_VERSION = (1, 31)
-
-
-_CPU_OPERATORS = frozenset(
-    schema.name
-    for schema in (
-        ACTIVATE,
-        ACTIVATE_QUANTIZE,
-        FUSED_ATTENTION,
-        FUSED_ATTENTION_INT8,
-        LINEAR_RESIDUAL,
-        NORM,
-        NORM_QUANTIZE,
-        QUANTIZE,
-        QUANTIZED_LINEAR,
-    )
-)
 
 
 class OnnxRuntimeBackend:
@@ -65,20 +41,10 @@ class OnnxRuntimeBackend:
     devices: tuple[Device, ...] = ("cpu",)
 
     def operators(self, kind: EngineKind) -> frozenset[str]:
-        return _CPU_OPERATORS
+        return supported.OPERATORS
 
     def require(self, kind: EngineKind, block_size: int) -> None:
-        if kind.dtype != "float32":
-            raise BuildError(
-                f"the onnxruntime backend computes in float32 on a CPU, not in {kind.dtype}: "
-                "build with --dtype float32"
-            )
-        if block_size % _BLOCK_SIZE_MULTIPLE:
-            raise BuildError(
-                f"block_size {block_size} is not a multiple of "
-                f"{_BLOCK_SIZE_MULTIPLE}, which the attention kernel needs: build with "
-                f"--block-size {_BLOCK_SIZE_MULTIPLE}"
-            )
+        supported.require(self.name, kind, block_size)
 
     def supports(self, program: CapturedProgram) -> Report:
         """Names the nodes without ONNX lowering."""

@@ -20,7 +20,7 @@ from octavo.backends.base import (
     StepInputs,
     StepOutputs,
 )
-from octavo.backends.page_in import PageIn
+from octavo.backends.host_caches import HostCaches, no_cache
 from octavo.backends.step_checks import no_acceptance_graph
 from octavo.graphs import bindings
 from octavo.graphs.bindings import Binding
@@ -40,46 +40,33 @@ class OnnxRuntimeExecutable:
         self._accept: ort.InferenceSession | None = None  # until it is needed
         self._session: ort.InferenceSession | None = _session(model, options)
         self._binding = self._session.io_binding()
-        layers = manifest.spec.kv_cache_bindings(
-            manifest.limits.block_size, manifest.kv_cache_dtype
+        self._caches = HostCaches(
+            manifest.spec.kv_cache_bindings(manifest.limits.block_size, manifest.kv_cache_dtype)
         )
-        self._cache_bindings = tuple(layers)
-        names = {binding.name for binding in self._cache_bindings}
+        names = {binding.name for binding in self._caches.declared}
         self._input_names = [one.name for one in manifest.inputs if one.name not in names]
         self._buffers = {
             binding.name: np.empty((0, int(binding.shape[1])), np.float32)
             for binding in manifest.spec.output_bindings
         }
-        self._caches: list[ort.OrtValue] = []
-        self._cache_arrays: list[NDArray[Any]] = []  # the memory of `_caches`
-        self._page_in: PageIn | None = None
         self._bound: StepInputs | None = None
         self._outputs = StepOutputs(self._buffers[bindings.LOGITS_NAME])
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         if self._session is None:
             raise BackendError("the engine is closed: load it again")
-        self._free_caches()  # before the new ones are made
-        for binding in self._cache_bindings:
-            sizes = [int(size) for size in binding.shape[1:]]
-            array = np.zeros((num_blocks, *sizes), np.dtype(binding.dtype))
-            cache = ort.OrtValue.ortvalue_from_numpy(array)
-            self._binding.bind_ortvalue_input(binding.name, cache)
-            self._binding.bind_ortvalue_output(bindings.cache_output_name(binding.name), cache)
-            self._caches.append(cache)
-            self._cache_arrays.append(array)
-        self._page_in = PageIn(self._cache_arrays)
+        self._free_caches()
+        self._caches.allocate(num_blocks)
+        for binding, array in zip(self._caches.declared, self._caches.arrays, strict=True):
+            _bind_array(self._binding.bind_input, binding.name, array)
+            _bind_array(self._binding.bind_output, bindings.cache_output_name(binding.name), array)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        if not self._cache_arrays:
-            raise BackendError("the engine is closed or has no cache: call allocate_kv_cache first")
-        for array in self._cache_arrays:
-            for source, destination in copies:
-                array[destination] = array[source]
+        self._caches.copy_blocks(copies)
 
     def run(self, inputs: StepInputs) -> StepOutputs:
-        if self._session is None or len(self._caches) < len(self._cache_bindings):
-            raise BackendError("the engine is closed or has no cache: call allocate_kv_cache first")
+        if self._session is None or not self._caches.ready:
+            raise no_cache()
         try:
             if inputs is not self._bound:
                 self._bind(inputs)
@@ -122,18 +109,14 @@ class OnnxRuntimeExecutable:
         self._session = self._accept = None
 
     def _free_caches(self) -> None:
-        if self._page_in is not None:
-            self._page_in.stop()
-            self._page_in = None
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
         self._bound = None
-        self._caches.clear()
-        self._cache_arrays.clear()
+        self._caches.free()
 
     def _num_rows(self, binding: Binding, inputs: StepInputs) -> int:
         num_tokens = len(inputs.token_ids)
-        if not self._cache_bindings:  # a drafter of heads: every token has `drafts_per_row` rows
+        if not self._caches.declared:  # a drafter of heads: every token has `drafts_per_row` rows
             return num_tokens * self._manifest.spec.drafts_per_row
         return num_tokens if binding.shape[0] == bindings.TOKENS else len(inputs.logits_indices)
 
