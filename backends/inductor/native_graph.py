@@ -78,18 +78,23 @@ class _Rewriting:
             attributes[_K_TRANSPOSED] = 1
         native = self._graph.call_function(self._native[schema.name], (*operands, *attributes))
         if not schema.changed_inputs:
-            node.replace_all_uses_with(native)
+            _replace(node, native)
             return
         for user in list(node.users):
             output = cast(int, user.args[1])  # of getitem
             changed = schema.changed_inputs.get(output)
-            user.replace_all_uses_with(native if changed is None else operands[changed])
+            if changed is None:
+                _replace(user, native)
+            else:
+                user.replace_all_uses_with(operands[changed])
 
     def _contiguous(self, operand: fx.Node) -> fx.Node:
         fake = operand.meta.get("val")
         if not isinstance(fake, Tensor) or fake.is_contiguous():
             return operand
-        return self._graph.call_function(torch.ops.aten.contiguous.default, (operand,))
+        copied = self._graph.call_function(torch.ops.aten.contiguous.default, (operand,))
+        copied.meta["val"] = fake.contiguous()
+        return copied
 
     def _pack(self, node: fx.Node) -> None:
         if node.target is _ADDMM:
@@ -105,9 +110,9 @@ class _Rewriting:
         fake = rows.meta["val"]
         flat = rows
         if fake.dim() != 2:
-            flat = self._graph.call_function(
-                torch.ops.aten.reshape.default, (rows, [-1, int(fake.shape[-1])])
-            )
+            shape = [-1, int(fake.shape[-1])]
+            flat = self._graph.call_function(torch.ops.aten.reshape.default, (rows, shape))
+            flat.meta["val"] = fake.reshape(shape)
         columns = int(node.meta["val"].shape[-1])
         product = self._linear(self._contiguous(flat), packed, bias, None, columns)
         if fake.dim() != 2:
@@ -118,7 +123,7 @@ class _Rewriting:
             product = self._graph.call_function(
                 torch.ops.aten.reshape.default, (product, [*sizes, columns])
             )
-        node.replace_all_uses_with(product)
+        _replace(node, product)
 
     def _pack_with_residual(self, node: fx.Node) -> None:
         rows, weight, bias, residual = cast(tuple[fx.Node, ...], node.args)
@@ -127,7 +132,7 @@ class _Rewriting:
             raise TypeError(f"the weight of {node.name} is no parameter")
         columns = int(weight.meta["val"].shape[0])
         operands = self._contiguous(rows), packed, bias, self._contiguous(residual)
-        node.replace_all_uses_with(self._linear(*operands, columns))
+        _replace(node, self._linear(*operands, columns))
 
     def _linear(
         self,
@@ -169,6 +174,12 @@ class _Rewriting:
         results = cast(Sequence[fx.Node], output.args[0])
         output.args = (tuple(one for one in results if one.op != "placeholder"),)
         self._graph.set_codegen(fx.graph.CodeGen())
+
+
+def _replace(node: fx.Node, other: fx.Node) -> None:
+    """`other`, of the same shape, is used instead of `node`."""
+    other.meta["val"] = node.meta["val"]
+    node.replace_all_uses_with(other)
 
 
 def _attribute(module: nn.Module, name: str) -> Tensor:
