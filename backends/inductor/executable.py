@@ -32,7 +32,6 @@ class InductorExecutable:
     """No Python and no copies between the inputs and the logits of a step."""
 
     def __init__(self, bundle: Path, manifest: Manifest, options: LoadOptions) -> None:
-        torch_operators.operators()
         torch.set_num_threads(options.num_threads or len(os.sched_getaffinity(0)))
         files = manifest.backend_data
         self._bundle = bundle
@@ -99,6 +98,7 @@ class CompiledPackage:
     """The compiled code of a `.pt2` package; `weights` must live as long as it does."""
 
     def __init__(self, package: Path, weights: dict[str, Tensor]) -> None:
+        torch_operators.operators()  # which the compiled code calls
         try:
             self._loader: Any = torch._C._aoti.AOTIModelPackageLoader(
                 str(package), "model", True, 1, -1
