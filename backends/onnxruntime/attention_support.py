@@ -7,7 +7,7 @@ of ONNX Runtime 1.32.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from octavo.backends.base import UnsupportedNode
 from octavo.backends.onnx_lowering.lowering import target_name
@@ -89,8 +89,8 @@ def _attention_nodes(program: CapturedProgram) -> list[fx.Node]:
 
 def _operands(node: fx.Node) -> dict[str, Any]:
     """The fake tensors by name."""
-    values: list[Any] = [argument.meta["val"] for argument in node.args[: len(_OPERANDS)]]  # type: ignore[union-attr]
-    return dict(zip(_OPERANDS, values, strict=True))
+    arguments = cast("tuple[fx.Node, ...]", node.args[: len(_OPERANDS)])
+    return dict(zip(_OPERANDS, (one.meta["val"] for one in arguments), strict=True))
 
 
 def _attributes(node: fx.Node) -> dict[str, Any]:

@@ -63,9 +63,9 @@ class OnnxRuntimeBackend:
         device = _DEVICES[options.device]
         files: list[str] = []
         for name, model in device.lower(program, options).items():
-            weights = weights_file(name)
+            weights = weights_file(name) if model.graph.initializers else None
             ir.save(model, staging / name, external_data=weights, alignment=_WEIGHT_ALIGNMENT)
-            files += [file for file in (name, weights) if (staging / file).exists()]
+            files += [name, *([weights] if weights else [])]
         return BuiltFiles(
             files=tuple(files),
             target=Target(architecture=device.architecture(), device=options.device),

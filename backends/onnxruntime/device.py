@@ -33,7 +33,7 @@ class DeviceSupport(Protocol):
         """Raises BuildError for what cannot be built."""
 
     def supports(self, program: CapturedProgram) -> Report:
-        """Names the attention nodes that the device's kernel cannot run."""
+        """Names the nodes that have a lowering and no kernel on the device."""
 
     def lower(self, program: CapturedProgram, options: BuildOptions) -> Mapping[str, ir.Model]:
         """The engine's graphs by file name, the model first."""

@@ -65,8 +65,9 @@ class CudaSupport:
 
     def supports(self, program: CapturedProgram) -> Report:
         from octavo.backends.onnxruntime.attention_support import unsupported_attention
+        from octavo.backends.onnxruntime.bfloat16_support import unsupported_in_bfloat16
 
-        return Report(tuple(unsupported_attention(program)))
+        return Report((*unsupported_attention(program), *unsupported_in_bfloat16(program)))
 
     def lower(self, program: CapturedProgram, options: BuildOptions) -> Mapping[str, ir.Model]:
         """The model, and the graph that copies cache blocks on the device."""

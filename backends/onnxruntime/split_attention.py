@@ -24,7 +24,7 @@ MICROSOFT_DOMAIN = "com.microsoft"
 MICROSOFT_OPSET = 1
 PAGED_ATTENTION = "PagedAttention"
 # Positions of the operator's inputs, in the order of its schema; None: not given.
-_INPUTS = (
+INPUTS = (
     "query",
     "key",
     "value",
@@ -109,7 +109,7 @@ class _Rewrite:
             "head_sink": self._sinks(),
             "attention_metadata": metadata,
         }
-        inputs = [given.get(name) for name in _INPUTS]
+        inputs = [given.get(name) for name in INPUTS]
         while inputs[-1] is None:
             inputs.pop()
         output = ir.Value(name=f"{self._node.name}.attention", type=ir.TensorType(self._dtype))
