@@ -6,6 +6,8 @@ them. Input and output of a cache are bound to one buffer: nothing else is moved
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from octavo.backends.onnx_lowering.builder import IR_VERSION, OPSET_VERSION
@@ -27,10 +29,10 @@ def block_copies(spec: ModelSpec, block_size: int, dtype: FloatDType) -> ir.Mode
     inputs, outputs, nodes = [sources, destinations], [], []
     element_type = ir.DataType[{"float16": "FLOAT16", "bfloat16": "BFLOAT16"}[dtype]]
     for cache in split_caches(spec, block_size, dtype):
-        shape = [bindings.CACHE_BLOCKS, *cache.block_shape]
+        shape = (bindings.CACHE_BLOCKS, *cache.block_shape)
         before = _value(cache.name, element_type, shape)
         after = _value(cache.output_name, element_type, shape)
-        blocks = _value(f"{cache.name}.blocks", element_type, [_COPIES, *cache.block_shape])
+        blocks = _value(f"{cache.name}.blocks", element_type, (_COPIES, *cache.block_shape))
         nodes += [
             ir.node("Gather", [before, sources], {"axis": 0}, outputs=[blocks]),
             ir.node("ScatterND", [before, destinations, blocks], outputs=[after]),
@@ -43,5 +45,5 @@ def block_copies(spec: ModelSpec, block_size: int, dtype: FloatDType) -> ir.Mode
     return ir.Model(graph, ir_version=IR_VERSION, producer_name="octavo")
 
 
-def _value(name: str, dtype: ir.DataType, shape: list[str | int]) -> ir.Value:
-    return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
+def _value(name: str, dtype: ir.DataType, shape: Sequence[str | int]) -> ir.Value:
+    return ir.Value(name=name, shape=ir.Shape(list(shape)), type=ir.TensorType(dtype))

@@ -94,6 +94,4 @@ def block_origins(copies: Sequence[tuple[int, int]]) -> dict[int, int]:
     origins: dict[int, int] = {}
     for source, destination in copies:
         origins[destination] = origins.get(source, source)
-    return {
-        destination: source for destination, source in origins.items() if destination != source
-    }
+    return {destination: source for destination, source in origins.items() if destination != source}

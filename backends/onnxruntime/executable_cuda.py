@@ -20,7 +20,7 @@ from octavo.backends.step_checks import check_step
 if TYPE_CHECKING:
     from octavo.backends.manifest import Manifest
 
-_DEVICE = ("cuda", sessions.CUDA_DEVICE_ID)
+DEVICE = ("cuda", sessions.CUDA_DEVICE_ID)
 
 
 class CudaExecutable(OnnxRuntimeExecutable):
@@ -33,7 +33,7 @@ class CudaExecutable(OnnxRuntimeExecutable):
         limits, dtype = manifest.limits, manifest.kv_cache_dtype
         caches = DeviceCaches(
             tuple(split_caches(manifest.spec, limits.block_size, dtype)),
-            _DEVICE,
+            DEVICE,
             lambda: sessions.open_on_cuda(model.parent / COPY_BLOCKS_FILE, options.num_threads),
         )
         super().__init__(model, manifest, session, caches)

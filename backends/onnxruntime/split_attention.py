@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableSequence
 from typing import cast
 
 import numpy as np
@@ -18,7 +19,7 @@ from octavo.backends.onnxruntime.split_layout import (
 from octavo.graphs import bindings
 from octavo.graphs.ops.paged_attention import SCHEMA
 from octavo.graphs.ops.schema import DOMAIN
-from octavo.graphs.spec import AttentionSpec, ModelSpec
+from octavo.graphs.spec import AttentionSpec, FloatDType, ModelSpec
 
 MICROSOFT_DOMAIN = "com.microsoft"
 MICROSOFT_OPSET = 1
@@ -60,7 +61,7 @@ def split_attention(model: ir.Model, spec: ModelSpec, block_size: int) -> None:
     if flash_fits(spec.layers, block_size):
         metadata = _value(ATTENTION_METADATA, ir.DataType.INT32, (3,))
         graph.inputs.append(metadata)
-    cache_dtype = "float16" if dtype == ir.DataType.FLOAT16 else "bfloat16"
+    cache_dtype: FloatDType = "float16" if dtype == ir.DataType.FLOAT16 else "bfloat16"
     caches = {cache.name: cache for cache in split_caches(spec, block_size, cache_dtype)}
     for index, layer in enumerate(spec.layers):
         name = bindings.kv_cache_name(index)
@@ -96,10 +97,12 @@ class _Rewrite:
     ) -> ir.Value:
         """The operator's output [T, H * D]."""
         layer = self._layer
+        query_size = layer.num_heads * layer.head_dim
+        key_size = layer.num_kv_heads * layer.head_dim
         given = {
-            "query": self._reshaped(self._inputs["query"], "query", (-1, layer.num_heads * layer.head_dim)),
-            "key": self._reshaped(self._inputs["key"], "key", (-1, layer.num_kv_heads * layer.head_dim)),
-            "value": self._reshaped(self._inputs["value"], "value", (-1, layer.num_kv_heads * layer.head_dim)),
+            "query": self._reshaped(self._inputs["query"], "query", (-1, query_size)),
+            "key": self._reshaped(self._inputs["key"], "key", (-1, key_size)),
+            "value": self._reshaped(self._inputs["value"], "value", (-1, key_size)),
             "key_cache": caches[0],
             "value_cache": caches[1],
             "cumulative_sequence_length": self._inputs["query_start_loc"],
@@ -145,9 +148,7 @@ class _Rewrite:
         self._insert(cast_node)
         return output
 
-    def _reshaped(
-        self, value: ir.Value | None, part: str, shape: tuple[int, ...]
-    ) -> ir.Value:
+    def _reshaped(self, value: ir.Value | None, part: str, shape: tuple[int, ...]) -> ir.Value:
         name = f"{self._node.name}.{part}"
         target = ir.Value(
             name=f"{name}_shape",
@@ -168,8 +169,8 @@ class _Rewrite:
         read = [value for value in self._node.inputs if value is not None]
         self._graph.remove(self._node, safe=True)
         for value in read:
-            if not value.uses() and value.name in self._graph.initializers:
-                del self._graph.initializers[value.name]
+            if not value.uses():
+                self._graph.initializers.pop(cast(str, value.name), None)
 
 
 def _is_attention(node: ir.Node) -> bool:
@@ -189,7 +190,7 @@ def _value(name: str, dtype: ir.DataType, shape: tuple[str | int, ...]) -> ir.Va
     return ir.Value(name=name, shape=ir.Shape(list(shape)), type=ir.TensorType(dtype))
 
 
-def _replace(values: list[ir.Value], old: ir.Value, new: list[ir.Value]) -> None:
+def _replace(values: MutableSequence[ir.Value], old: ir.Value, new: list[ir.Value]) -> None:
     """Puts `new` where `old` is in a graph's inputs or outputs."""
     at = next(index for index, value in enumerate(values) if value is old)
     values[at : at + 1] = new

@@ -65,7 +65,7 @@ def paged_attention(
     return output
 
 
-class PagedAttention(OpRun):  # type: ignore[misc]
+class PagedAttention(OpRun):
     op_domain = "com.microsoft"
 
     def _run(self, *inputs: Any, **attributes: Any) -> tuple[Array, Array, Array]:
@@ -112,7 +112,9 @@ class Evaluated:
         feeds = {name: getattr(inputs, name) for name in self._inputs if hasattr(inputs, name)}
         if "attention_metadata" in self._inputs:
             feeds["attention_metadata"] = np.zeros(3, np.int32)  # bounds of 0 are unknown ones
-        found = dict(zip(self._outputs, self._evaluator.run(None, feeds | self.caches), strict=True))
+        found = dict(
+            zip(self._outputs, self._evaluator.run(None, feeds | self.caches), strict=True)
+        )
         self.caches = {name: found.pop(name.replace(".", "_out.")) for name in self.caches}
         return found
 

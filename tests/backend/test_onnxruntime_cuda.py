@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -13,59 +12,14 @@ import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state as onnxruntime_state
 
 from octavo.backends import registry
-from octavo.backends.base import EngineKind, Executable, LoadOptions
+from octavo.backends.base import EngineKind
 from octavo.backends.bundle import read_manifest
 from octavo.backends.onnxruntime import split_attention
 from octavo.backends.onnxruntime.split_layout import flash_block_size
-from octavo.compiler import BuildConfig, build_engine
 from octavo.graphs.errors import BuildError, UnsupportedModelError
-from tests.backend.paged_attention_schema import Array, Evaluated
-from tests.backend.steps import BLOCK_SIZE, Part, Sequence, pack
-from tests.parity import tiny_models
-from tests.parity.tiny_models import VOCAB_SIZE
-
-NUM_BLOCKS = 16
-# Of the largest logit: what differently ordered sums in 10-bit mantissas may make of it.
-TOLERANCE = 2e-2
-
-
-class Engines:
-    """Engines of one tiny model, for CUDA and for PyTorch, with the same weights in float16."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.checkpoint = functools.cache(self._checkpoint)
-        self.build = functools.cache(self._build)
-
-    def _checkpoint(self, model_type: str) -> Path:
-        return tiny_models.checkpoint(self._folder / model_type, model_type)[0]
-
-    def _build(
-        self, model_type: str, backend: str = "onnxruntime", dtype: Any = "float16", size: int = 16
-    ) -> Path:
-        config = BuildConfig(
-            model=str(self.checkpoint(model_type)),
-            output=self._folder / f"{model_type}-{backend}-{dtype}-{size}",
-            backend=backend,
-            device="cuda" if backend == "onnxruntime" else "cpu",
-            dtype=dtype,
-            block_size=size,
-            max_model_len=128,
-            use_cache=False,
-        )
-        return build_engine(config).path
-
-    def oracle(self, model_type: str, size: int) -> Executable:
-        path = self.build(model_type, "torch", size=size)
-        executable = registry.get("torch").load(path, read_manifest(path), LoadOptions(1))
-        executable.allocate_kv_cache(NUM_BLOCKS)
-        return executable
-
-
-@pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
-    return Engines(tmp_path_factory.mktemp("cuda-engines"))
-
+from tests.backend.cuda_engines import NUM_BLOCKS, OTHER, SEQUENCE, CudaEngines, assert_close, steps
+from tests.backend.paged_attention_schema import Evaluated
+from tests.backend.steps import BLOCK_SIZE, pack
 
 # --- the operator ---------------------------------------------------------------------------------
 
@@ -107,8 +61,8 @@ def test_the_documentation_that_the_rewrite_relies_on(schema: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_an_engine_for_cuda(engines: Engines, dtype: str) -> None:
-    path = engines.build("llama", dtype=dtype)
+def test_an_engine_for_cuda(cuda_engines: CudaEngines, dtype: str) -> None:
+    path = cuda_engines.build("llama", dtype=dtype)
     manifest = read_manifest(path)
     assert manifest.target.device == "cuda"
     assert manifest.kv_layout == "split_nhd"
@@ -144,9 +98,9 @@ def attention_nodes(path: Path) -> list[dict[str, Any]]:
     ]
 
 
-def test_the_attributes_of_each_layer(engines: Engines) -> None:
+def test_the_attributes_of_each_layer(cuda_engines: CudaEngines) -> None:
     """Gemma 2 alternates windows of 24 tokens with whole attention."""
-    first, second = attention_nodes(engines.build("gemma2"))
+    first, second = attention_nodes(cuda_engines.build("gemma2"))
     assert [one["local_window_size"] for one in (first, second)] == [24, -1]
     for one in (first, second):
         assert (one["num_heads"], one["kv_num_heads"]) == (4, 2)
@@ -154,9 +108,9 @@ def test_the_attributes_of_each_layer(engines: Engines) -> None:
         assert one["scale"] == 1.0  # query_pre_attn_scalar is 1
 
 
-def test_bounds_are_an_input_where_flash_attention_fits(engines: Engines) -> None:
-    small = engines.build("llama")
-    large = engines.build("llama", size=256)  # heads of 16 elements are padded to 64
+def test_bounds_are_an_input_where_flash_attention_fits(cuda_engines: CudaEngines) -> None:
+    small = cuda_engines.build("llama")
+    large = cuda_engines.build("llama", size=256)  # heads of 16 elements are padded to 64
     for path, given in ((small, False), (large, True)):
         for one in attention_nodes(path):
             assert ("attention_metadata" in one["inputs"]) is given
@@ -167,9 +121,9 @@ MODEL_TYPES = ("llama", "qwen2", "qwen3", "gemma2", "gpt2", "phi3", "mixtral", "
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_only_attention_lacks_a_kernel_on_a_cpu(engines: Engines, model_type: str) -> None:
+def test_only_attention_lacks_a_kernel_on_a_cpu(cuda_engines: CudaEngines, model_type: str) -> None:
     """ONNX Runtime takes types and shapes of every node, and runs all the others even here."""
-    path = engines.build(model_type, size=256)
+    path = cuda_engines.build(model_type, size=256)
     with pytest.raises(Exception, match="Could not find an implementation for") as caught:
         onnxruntime.InferenceSession(str(path / "model.onnx"))
     assert "PagedAttention(1)" in str(caught.value)
@@ -193,36 +147,21 @@ def test_only_attention_lacks_a_kernel_on_a_cpu(engines: Engines, model_type: st
 
 # --- numbers --------------------------------------------------------------------------------------
 
-SEQUENCE = Sequence(np.random.default_rng(0).integers(3, VOCAB_SIZE, 50), [5, 2, 9, 4])
-OTHER = Sequence(np.random.default_rng(1).integers(3, VOCAB_SIZE, 37), [1, 13, 6])
-
-STEPS: list[list[Part]] = [
-    [(SEQUENCE, 0, 30)],  # a prefill
-    [(SEQUENCE, 30, 47), (OTHER, 0, 31)],  # a chunk beside another prefill
-    [(OTHER, 31, 32), (SEQUENCE, 47, 48)],  # decodes
-    [(SEQUENCE, 48, 50), (OTHER, 32, 37)],  # verifications
-]
-
-
-def assert_close(found: Array, wanted: Array) -> None:
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE * np.abs(wanted).max())
-
 
 @pytest.mark.parametrize(
     ("model_type", "size"), [("llama", 16), ("qwen2", 16), ("gemma2", 16), ("gpt_oss", 256)]
 )
 def test_the_graph_computes_what_pytorch_does(
-    engines: Engines, model_type: str, size: int
+    cuda_engines: CudaEngines, model_type: str, size: int
 ) -> None:
-    evaluated = Evaluated(engines.build(model_type, size=size), NUM_BLOCKS)
-    oracle = engines.oracle(model_type, size)
-    for parts in STEPS:
+    evaluated = Evaluated(cuda_engines.build(model_type, size=size), NUM_BLOCKS)
+    oracle = cuda_engines.oracle(model_type, size)
+    for parts in steps(size):
         assert_close(evaluated.logits(parts), oracle.run(pack(parts, size)).logits)
 
 
-def test_a_slot_of_minus_1_writes_nothing(engines: Engines) -> None:
-    evaluated = Evaluated(engines.build("llama"), NUM_BLOCKS)
+def test_a_slot_of_minus_1_writes_nothing(cuda_engines: CudaEngines) -> None:
+    evaluated = Evaluated(cuda_engines.build("llama"), NUM_BLOCKS)
     evaluated.logits([(SEQUENCE, 0, 32)])
     before = {name: cache.copy() for name, cache in evaluated.caches.items()}
     step = pack([(OTHER, 0, 3)])
@@ -268,10 +207,10 @@ def test_what_cannot_be_built(changes: dict[str, Any], sentence: str) -> None:
     ],
 )
 def test_nodes_that_cannot_be_run_are_named(
-    engines: Engines, model_type: str, dtype: str, size: int, sentence: str
+    cuda_engines: CudaEngines, model_type: str, dtype: str, size: int, sentence: str
 ) -> None:
     with pytest.raises(UnsupportedModelError) as caught:
-        engines.build(model_type, dtype=dtype, size=size)
+        cuda_engines.build(model_type, dtype=dtype, size=size)
     message = str(caught.value)
     assert sentence in message
     assert "paged_attention (octavo.paged_attention.default)" in message or "topk (" in message
