@@ -22,6 +22,10 @@ class HostCaches:
         self._page_in: PageIn | None = None
 
     @property
+    def num_blocks(self) -> int:
+        return len(self.arrays[0]) if self.arrays else 0
+
+    @property
     def ready(self) -> bool:
         return len(self.arrays) == len(self.declared)
 

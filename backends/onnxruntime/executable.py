@@ -1,9 +1,8 @@
-"""A loaded ONNX Runtime engine: one session, the caches bound in place."""
+"""A loaded ONNX Runtime engine: one session whose caches are bound in place."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +10,15 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from octavo.backends import kernels
 from octavo.backends.base import (
     AcceptInputs,
     Float32Array,
     Int32Array,
-    LoadOptions,
     StepInputs,
     StepOutputs,
 )
-from octavo.backends.host_caches import HostCaches, no_cache
+from octavo.backends.host_caches import no_cache
+from octavo.backends.onnxruntime.sessions import open_on_cpu
 from octavo.backends.step_checks import no_acceptance_graph
 from octavo.graphs import bindings
 from octavo.graphs.bindings import Binding
@@ -29,21 +27,29 @@ from octavo.graphs.ops.accept import SCHEMA as ACCEPT
 
 if TYPE_CHECKING:
     from octavo.backends.manifest import Manifest
+    from octavo.backends.onnxruntime.cache_memory import CacheMemory
 
 
 class OnnxRuntimeExecutable:
-    """Weights are mapped from the file; logits are written to one buffer that is used again."""
+    """What engines on every device share: steps come from host memory and go back to it.
 
-    def __init__(self, model: Path, manifest: Manifest, options: LoadOptions) -> None:
+    Logits are written to one buffer that is used again.
+    """
+
+    def __init__(
+        self, model: Path, manifest: Manifest, session: ort.InferenceSession, caches: CacheMemory
+    ) -> None:
         self._manifest = manifest
         self._bundle = model.parent
+        self._session: ort.InferenceSession | None = session
+        self._binding = session.io_binding()
+        self._caches = caches
         self._accept: ort.InferenceSession | None = None  # until it is needed
-        self._session: ort.InferenceSession | None = _session(model, options)
-        self._binding = self._session.io_binding()
-        self._caches = HostCaches(
-            manifest.spec.kv_cache_bindings(manifest.limits.block_size, manifest.kv_cache_dtype)
+        layers = manifest.spec.kv_cache_bindings(
+            manifest.limits.block_size, manifest.kv_cache_dtype
         )
-        names = {binding.name for binding in self._caches.declared}
+        self._cache_bindings = tuple(layers)
+        names = {binding.name for binding in self._cache_bindings}
         self._input_names = [one.name for one in manifest.inputs if one.name not in names]
         self._buffers = {
             binding.name: np.empty((0, int(binding.shape[1])), np.float32)
@@ -55,21 +61,20 @@ class OnnxRuntimeExecutable:
     def allocate_kv_cache(self, num_blocks: int) -> None:
         if self._session is None:
             raise BackendError("the engine is closed: load it again")
-        self._free_caches()
-        self._caches.allocate(num_blocks)
-        for binding, array in zip(self._caches.declared, self._caches.arrays, strict=True):
-            _bind_array(self._binding.bind_input, binding.name, array)
-            _bind_array(self._binding.bind_output, bindings.cache_output_name(binding.name), array)
+        self._free_caches()  # before the new ones are made
+        self._caches.allocate(num_blocks, self._binding)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        if not self._caches.num_blocks:
+            raise no_cache()
         self._caches.copy_blocks(copies)
 
     def run(self, inputs: StepInputs) -> StepOutputs:
-        if self._session is None or not self._caches.ready:
+        if self._session is None or (self._cache_bindings and not self._caches.num_blocks):
             raise no_cache()
+        self._check(inputs)
         try:
-            if inputs is not self._bound:
-                self._bind(inputs)
+            self._prepare(inputs)
             self._session.run_with_iobinding(self._binding)
         except Exception as error:
             raise BackendError(f"ONNX Runtime failed in a step: {error}") from error
@@ -81,7 +86,7 @@ class OnnxRuntimeExecutable:
             if name is None:
                 raise no_acceptance_graph()
             # One node on one thread: a second pool would spin against the first.
-            self._accept = _session(self._bundle / name, LoadOptions(num_threads=1))
+            self._accept = open_on_cpu(self._bundle / name, num_threads=1)
         operands = {one.name: getattr(inputs, one.name) for one in ACCEPT.inputs}
         try:
             (tokens,) = self._accept.run(None, operands)
@@ -90,11 +95,27 @@ class OnnxRuntimeExecutable:
         found: Int32Array = tokens
         return found
 
+    def close(self) -> None:
+        self._free_caches()
+        self._session = self._accept = None
+
+    def _check(self, inputs: StepInputs) -> None:
+        """Raises BackendError for a step that the device would read or write out of bounds in."""
+
+    def _prepare(self, inputs: StepInputs) -> None:
+        """Binds the memory that a step reads and writes."""
+        raise NotImplementedError
+
+    def _arrays(self, inputs: StepInputs) -> Iterator[tuple[str, NDArray[Any]]]:
+        """The graph's inputs by name, but for the caches."""
+        for name in self._input_names:
+            yield name, getattr(inputs, name)
+
     def _bind(self, inputs: StepInputs) -> None:
         """Binds the step's memory. The object is kept, so it tells that nothing else is bound."""
         self._bound = None
-        for name in self._input_names:
-            _bind_array(self._binding.bind_input, name, getattr(inputs, name))
+        for name, array in self._arrays(inputs):
+            _bind_array(self._binding.bind_input, name, array)
         outputs = {
             binding.name: self._buffer(binding.name, self._num_rows(binding, inputs))
             for binding in self._manifest.spec.output_bindings
@@ -104,10 +125,6 @@ class OnnxRuntimeExecutable:
         self._outputs = StepOutputs(**outputs)
         self._bound = inputs
 
-    def close(self) -> None:
-        self._free_caches()
-        self._session = self._accept = None
-
     def _free_caches(self) -> None:
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
@@ -116,7 +133,7 @@ class OnnxRuntimeExecutable:
 
     def _num_rows(self, binding: Binding, inputs: StepInputs) -> int:
         num_tokens = len(inputs.token_ids)
-        if not self._caches.declared:  # a drafter of heads: every token has `drafts_per_row` rows
+        if not self._cache_bindings:  # a drafter of heads: every token has `drafts_per_row` rows
             return num_tokens * self._manifest.spec.drafts_per_row
         return num_tokens if binding.shape[0] == bindings.TOKENS else len(inputs.logits_indices)
 
@@ -128,18 +145,3 @@ class OnnxRuntimeExecutable:
 
 def _bind_array(bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:
     bind(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-
-
-def _session(model: Path, options: LoadOptions) -> ort.InferenceSession:
-    settings = ort.SessionOptions()
-    settings.intra_op_num_threads = options.num_threads or len(os.sched_getaffinity(0))
-    settings.inter_op_num_threads = 1
-    settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    settings.log_severity_level = 3
-    settings.register_custom_ops_library(str(kernels.library_path()))
-    try:
-        return ort.InferenceSession(str(model), settings, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise BackendError(
-            f"ONNX Runtime {ort.__version__} cannot load {model}: {error}"
-        ) from error

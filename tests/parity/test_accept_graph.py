@@ -12,9 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.backends import registry
-from octavo.backends.base import LoadOptions
 from octavo.backends.inductor.executable import CompiledPackage
-from octavo.backends.onnxruntime.executable import _session
+from octavo.backends.onnxruntime.sessions import open_on_cpu
 from octavo.backends.torch import archive
 from octavo.graphs.accept import export_accept
 from octavo.graphs.ops.accept import SCHEMA
@@ -60,7 +59,7 @@ def test_every_backend_equals_the_oracle_for_any_number_of_rows(tmp_path: Path) 
     torch_file = registry.get("torch").build_accept(exported, tmp_path)
     (tmp_path / "inductor").mkdir()
     inductor_file = registry.get("inductor").build_accept(exported, tmp_path / "inductor")
-    session: onnxruntime.InferenceSession = _session(tmp_path / onnx_file, LoadOptions(1))
+    session: onnxruntime.InferenceSession = open_on_cpu(tmp_path / onnx_file, 1)
     module = archive.load(tmp_path / torch_file)
     package = CompiledPackage(tmp_path / "inductor" / inductor_file, {})
     compared = 0
