@@ -10,6 +10,8 @@ from octavo.graphs.errors import BackendError
 _MODULES = {
     "null": "octavo.backends.null",
     "onnxruntime": "octavo.backends.onnxruntime",
+    "tensorrt": "octavo.backends.tensorrt",
+    "tensorrt_rtx": "octavo.backends.tensorrt.rtx",
     "torch": "octavo.backends.torch",
 }
 
