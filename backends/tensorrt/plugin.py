@@ -17,7 +17,7 @@ import numpy as np
 
 from octavo.graphs.errors import BackendError
 from octavo.graphs.ops.paged_attention import SCHEMA
-from octavo.graphs.ops.schema import DOMAIN
+from octavo.graphs.ops.schema import DOMAIN, Attribute
 
 if TYPE_CHECKING:
     from octavo.backends.gpu_attention import AttentionShape
@@ -34,21 +34,28 @@ BLOCK_TABLES = _INPUTS.index("block_tables")
 SINKS, ALIBI_SLOPES = (_INPUTS.index(name) for name in ("sinks", "alibi_slopes"))
 ATTENTION, CACHE_OUT = (_OUTPUTS.index(name) for name in ("attention", "kv_cache_out"))
 _NOT_ALIASED = -1
+_FIELD_DTYPES = {"int": np.int32, "float": np.float32}  # as the ONNX parser passes them on
 Attributes = dict[str, int | float]
 
 
-class Kernels(Protocol):
-    """The loaded kernels of one engine."""
+class Attention(Protocol):
+    """One compiled kernel, loaded."""
 
     def launch(
         self,
-        shape: AttentionShape,
         pointers: AttentionPointers,
         num_tokens: int,
         num_seqs: int,
         max_blocks: int,
         stream: int,
     ) -> None: ...
+
+
+class Kernels(Protocol):
+    """The loaded kernels of one engine."""
+
+    def attention(self, shape: AttentionShape) -> Attention:
+        """BackendError where the engine has none of that shape."""
 
 
 @dataclass
@@ -153,7 +160,7 @@ def _classes(trt: Any) -> tuple[Any, Any]:
             self.num_outputs = len(_OUTPUTS)
             self._attributes = attributes
             self._kernels = kernels
-            self._shape: AttentionShape | None = None
+            self._attention: Attention | None = None
 
         # --- core -------------------------------------------------------------------------------
 
@@ -161,9 +168,7 @@ def _classes(trt: Any) -> tuple[Any, Any]:
             return self
 
         def clone(self) -> Any:
-            made = PagedAttentionPlugin(self._attributes, self._kernels)
-            made._shape = self._shape
-            return made
+            return PagedAttentionPlugin(self._attributes, self._kernels)
 
         # --- build ------------------------------------------------------------------------------
 
@@ -212,22 +217,23 @@ def _classes(trt: Any) -> tuple[Any, Any]:
             """There is one way only."""
 
         def on_shape_change(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+            if self._kernels is None:  # while it is built there is nothing to run
+                return
             dtype, cache_dtype = dtypes[inputs[QUERY].type], cache_dtypes[inputs[CACHE].type]
             dims = [tuple(description.dims) for description in inputs]
-            self._shape = attention_shape(self._attributes, dims, dtype, cache_dtype)
+            shape = attention_shape(self._attributes, dims, dtype, cache_dtype)
+            self._attention = self._kernels.attention(shape)
 
         def attach_to_context(self, context: Any) -> Any:
             return self.clone()
 
         def get_fields_to_serialize(self) -> Any:
-            types = {"int": trt.PluginFieldType.INT32, "float": trt.PluginFieldType.FLOAT32}
-            arrays = {"int": np.int32, "float": np.float32}
             return trt.PluginFieldCollection(
                 [
                     trt.PluginField(
                         one.name,
-                        np.array([self._attributes[one.name]], arrays[one.type]),
-                        types[one.type],
+                        np.array([self._attributes[one.name]], _FIELD_DTYPES[one.type]),
+                        _field_type(trt, one),
                     )
                     for one in SCHEMA.attributes
                 ]
@@ -244,15 +250,13 @@ def _classes(trt: Any) -> tuple[Any, Any]:
         ) -> None:
             from octavo.backends.gpu_attention.launch import AttentionPointers
 
-            if self._kernels is None or self._shape is None:
+            if self._attention is None:
                 raise BackendError(f"the plugin {NAME} runs in an engine that Octavo loaded only")
             given = dict(zip(_INPUTS, map(int, input_addresses), strict=True))
             pointers = AttentionPointers(**given, output=int(output_addresses[ATTENTION]))
             num_seqs, max_blocks = inputs[BLOCK_TABLES].dims
             num_tokens = inputs[QUERY].dims[0]
-            self._kernels.launch(
-                self._shape, pointers, num_tokens, num_seqs, max_blocks, int(stream)
-            )
+            self._attention.launch(pointers, num_tokens, num_seqs, max_blocks, int(stream))
 
     class PagedAttentionCreator(trt.IPluginCreatorV3One):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -261,8 +265,10 @@ def _classes(trt: Any) -> tuple[Any, Any]:
             self.plugin_version = VERSION
             self.plugin_namespace = NAMESPACE
             self.field_names = trt.PluginFieldCollection(
-                [trt.PluginField(one.name, np.array([]), _field_type(trt, one)) for one in
-                 SCHEMA.attributes]
+                [
+                    trt.PluginField(one.name, np.array([]), _field_type(trt, one))
+                    for one in SCHEMA.attributes
+                ]
             )
 
         def create_plugin(self, name: str, fields: Any, phase: Any) -> Any:
@@ -271,7 +277,7 @@ def _classes(trt: Any) -> tuple[Any, Any]:
     return PagedAttentionPlugin, PagedAttentionCreator
 
 
-def _field_type(trt: Any, attribute: Any) -> Any:
+def _field_type(trt: Any, attribute: Attribute) -> Any:
     types = trt.PluginFieldType
     return types.INT32 if attribute.type == "int" else types.FLOAT32
 
