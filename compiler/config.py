@@ -60,7 +60,8 @@ class SpeculativeConfig(Frozen):
 class TensorRtConfig(Frozen):
     """Options of `--tensorrt`, for the backends tensorrt and tensorrt_rtx.
 
-    timing_cache  a file that keeps what TensorRT measured of kernels, read and added to
+    timing_cache  a file that keeps what TensorRT measured of kernels, read and added to; TensorRT-RTX
+                  measures nothing
     """
 
     builder_optimization_level: int = Field(
@@ -133,6 +134,11 @@ class BuildConfig(Frozen):
             raise BuildError(
                 f"--tensorrt has options of the backends {' and '.join(TENSORRT_BACKENDS)}, "
                 f"not of {self.backend}: leave it out"
+            )
+        if self.tensorrt.timing_cache is not None and self.backend == "tensorrt_rtx":
+            raise BuildError(
+                "--tensorrt timing_cache is of tensorrt alone, TensorRT-RTX measures no kernels "
+                "while it builds: leave it out"
             )
         return self
 

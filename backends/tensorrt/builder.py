@@ -11,11 +11,9 @@ import contextlib
 import ctypes
 import importlib
 import json
-import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from octavo.backends.tensorrt.builder_config import configure
 from octavo.backends.tensorrt.flavour import FLAVOURS, Flavour
 from octavo.backends.tensorrt.library_log import Log, last_error, make_log
 from octavo.backends.tensorrt.request import EngineReport, EngineRequest
+from octavo.backends.tensorrt.timing_cache import timing_cache
 from octavo.graphs.errors import BuildError
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -41,7 +40,7 @@ def build(request: EngineRequest) -> EngineReport:
     network.require_attention(trt, parsed, request.num_attention_layers)
     network.require_aliases(parsed, request.aliases)
     config = builder.create_builder_config()
-    with _timing_cache(config, request.options.timing_cache):
+    with timing_cache(config, log, request.options.timing_cache):
         configure(trt, builder, config, parsed, request, flavour)
         _write_engine(trt, builder, parsed, config, log, request.engine, flavour)
     layers = [str(parsed.get_layer(i).type).rpartition(".")[2] for i in range(parsed.num_layers)]
@@ -84,27 +83,6 @@ def _make_writer(trt: Any, file: Any) -> Any:
             return len(data)
 
     return FileWriter()
-
-
-@contextlib.contextmanager
-def _timing_cache(config: Any, path: str | None) -> Iterator[None]:
-    """Reads the cache file if it is there, and writes what the build added to it."""
-    if path is None:
-        yield
-        return
-    file = Path(path).expanduser()
-    known = file.read_bytes() if file.exists() else b""
-    cache = config.create_timing_cache(known)
-    if cache is None or not config.set_timing_cache(cache, False):
-        raise BuildError(
-            f"the timing cache {file} was not taken, it is damaged or of another version: "
-            "remove it or name another file"
-        )
-    yield
-    written = file.with_name(f".{file.name}.{os.getpid()}")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    written.write_bytes(bytes(config.get_timing_cache().serialize()))
-    written.replace(file)
 
 
 def _die_with_parent() -> None:

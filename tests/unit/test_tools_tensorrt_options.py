@@ -36,7 +36,7 @@ def invoke(given: str, backend: str = "tensorrt_rtx") -> Any:
 
 def test_every_option_reaches_the_compiler(configs: list[BuildConfig]) -> None:
     given = "builder_optimization_level=5,workspace_mib=64,weight_streaming=true,timing_cache=a/t"
-    result = invoke(given)
+    result = invoke(given, backend="tensorrt")
     assert result.stderr == "error: enough\n"
     (config,) = configs
     assert config.tensorrt == TensorRtConfig(
@@ -81,4 +81,11 @@ def test_other_backends_refuse_them(configs: list[BuildConfig]) -> None:
         "error: --tensorrt has options of the backends tensorrt and tensorrt_rtx, not of "
         "onnxruntime: leave it out\n"
     )
+    assert configs == []
+
+
+def test_rtx_has_no_timing_cache(configs: list[BuildConfig]) -> None:
+    result = invoke("timing_cache=t")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "timing_cache is of tensorrt alone, TensorRT-RTX measures no kernels" in result.stderr
     assert configs == []
