@@ -60,8 +60,8 @@ class SpeculativeConfig(Frozen):
 class TensorRtConfig(Frozen):
     """Options of `--tensorrt`, for the backends tensorrt and tensorrt_rtx.
 
-    timing_cache  a file that keeps what TensorRT measured of kernels, read and added to; TensorRT-RTX
-                  measures nothing
+    timing_cache  a file that keeps what TensorRT measured of kernels, read and added to;
+                  TensorRT-RTX measures nothing
     """
 
     builder_optimization_level: int = Field(

@@ -245,9 +245,7 @@ def test_one_node_builds(tmp_path: Path) -> None:
     "bounds", [((1,), (65,), (64,)), ((17,), (16,), (64,)), ((0,), (16,), (64,))]
 )
 def test_a_shape_outside_its_profile_is_named(tmp_path: Path, bounds: Any) -> None:
-    request = replace(
-        one_node(tmp_path, "Relu"), profiles=(ShapeProfile("decode", {"x": bounds}),)
-    )
+    request = replace(one_node(tmp_path, "Relu"), profiles=(ShapeProfile("decode", {"x": bounds}),))
     low, typical, high = (list(bound) for bound in bounds)
     with pytest.raises(BuildError) as raised:
         run(request)
@@ -258,7 +256,7 @@ def test_a_shape_outside_its_profile_is_named(tmp_path: Path, bounds: Any) -> No
 
 def test_a_profile_without_an_input_is_refused(tmp_path: Path) -> None:
     request = replace(one_node(tmp_path, "Relu"), profiles=(ShapeProfile("decode", {}),))
-    with pytest.raises(BuildError, match="the profile decode and the network disagree .* input x"):
+    with pytest.raises(BuildError, match=r"the profile decode and the network disagree .* input x"):
         run(request)
 
 
@@ -298,14 +296,14 @@ def test_a_model_whose_attention_is_no_plugin_is_refused(tmp_path: Path) -> None
 
 def test_a_cache_that_is_no_output_is_refused(tmp_path: Path) -> None:
     request = replace(one_node(tmp_path, "Relu"), aliases={"kv_cache_out.0": "x"})
-    with pytest.raises(BuildError, match="no output kv_cache_out.0 that shares memory with"):
+    with pytest.raises(BuildError, match=r"no output kv_cache_out.0 that shares memory with"):
         run(request)
 
 
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
     request = one_node(tmp_path, "Relu")
     request.model.write_bytes(b"no model at all")
-    with pytest.raises(BuildError, match="TensorRT-RTX cannot place .* choose another backend"):
+    with pytest.raises(BuildError, match=r"TensorRT-RTX cannot place .* choose another backend"):
         run(request)
 
 
