@@ -67,7 +67,7 @@ def _write_engine(
 
 
 def _make_writer(trt: Any, file: Any) -> Any:
-    class FileWriter(trt.IStreamWriter):  # type: ignore[misc]
+    class FileWriter(trt.IStreamWriter):
         """TensorRT swallows what `write` raises and calls the build a success."""
 
         def __init__(self) -> None:

@@ -127,4 +127,5 @@ class CudaRuntime:
 def host_array(address: int, num_bytes: int) -> NDArray[np.uint8]:
     """A view of host memory, u8 [num_bytes], that must outlive it."""
     memory = (ctypes.c_uint8 * num_bytes).from_address(address)
-    return np.frombuffer(memory, np.uint8)
+    array: NDArray[np.uint8] = np.ctypeslib.as_array(memory)
+    return array

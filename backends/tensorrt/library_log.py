@@ -17,7 +17,7 @@ class Log(Protocol):
 def make_log(trt: Any) -> Log:
     """A logger of the library `trt`, whose class can only be derived from once it is loaded."""
 
-    class KeptLog(trt.ILogger):  # type: ignore[misc]
+    class KeptLog(trt.ILogger):
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
             self.errors: list[str] = []

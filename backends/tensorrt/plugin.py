@@ -146,7 +146,7 @@ def _classes(trt: Any) -> tuple[Any, Any]:
         cache_dtypes[trt.DataType.FP8] = "float8_e4m3fn"
     fixed = {"int32": trt.DataType.INT32, "float32": trt.DataType.FLOAT}
 
-    class PagedAttentionPlugin(  # type: ignore[misc]
+    class PagedAttentionPlugin(
         trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV2, trt.IPluginV3OneRuntime
     ):
         def __init__(self, attributes: Attributes, kernels: Kernels | None) -> None:
@@ -258,7 +258,7 @@ def _classes(trt: Any) -> tuple[Any, Any]:
             num_tokens = inputs[QUERY].dims[0]
             self._attention.launch(pointers, num_tokens, num_seqs, max_blocks, int(stream))
 
-    class PagedAttentionCreator(trt.IPluginCreatorV3One):  # type: ignore[misc]
+    class PagedAttentionCreator(trt.IPluginCreatorV3One):
         def __init__(self) -> None:
             trt.IPluginCreatorV3One.__init__(self)
             self.name = NAME

@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from octavo.backends import registry
-from octavo.backends.base import EngineKind, TensorRtOptions
+from octavo.backends.base import EngineKind, LoadOptions, TensorRtOptions
 from octavo.backends.bundle import read_manifest, verify_files
 from octavo.backends.manifest import Manifest
 from octavo.backends.tensorrt import plugin
@@ -358,4 +358,4 @@ def test_an_engine_cannot_be_loaded_without_a_gpu(llama: Path) -> None:
     backend = registry.get("tensorrt_rtx")
     backend.import_library()
     with pytest.raises(BackendError, match="no CUDA device is visible here"):
-        backend.load(llama, read_manifest(llama), None)  # type: ignore[arg-type]
+        backend.load(llama, read_manifest(llama), LoadOptions())

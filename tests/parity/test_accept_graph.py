@@ -57,6 +57,8 @@ def test_both_backends_equal_the_oracle_for_any_number_of_rows(tmp_path: Path) -
     exported = export_accept(SIZE)
     onnx_file = registry.get("onnxruntime").build_accept(exported, tmp_path)
     torch_file = registry.get("torch").build_accept(exported, tmp_path)
+    assert onnx_file is not None
+    assert torch_file is not None
     session: onnxruntime.InferenceSession = _session(tmp_path / onnx_file, LoadOptions(1))
     module = archive.load(tmp_path / torch_file)
     compared = 0

@@ -185,7 +185,9 @@ def test_a_leak_in_the_captured_graph_is_named(dtype: torch.dtype) -> None:
     model = tiny_models.model("llama")
     layers: Any = model.model.layers
     layers[1].mlp = LooksBack(layers[1].mlp)
-    program = captured(model.to(dtype), dtype=dtype)
+    module: nn.Module = model
+    module.to(dtype)
+    program = captured(model, dtype=dtype)
     with pytest.raises(UnsupportedModelError, match=r"in LooksBack \(model.layers.1.mlp"):
         prove_isolation(graph_tracer(program.exported), program.spec, 16, dtype)
 
