@@ -248,10 +248,10 @@ def _classes(trt: Any) -> tuple[Any, Any]:
             workspace: int,
             stream: int,
         ) -> None:
-            from octavo.backends.gpu_attention.launch import AttentionPointers
-
             if self._attention is None:
                 raise BackendError(f"the plugin {NAME} runs in an engine that Octavo loaded only")
+            from octavo.backends.gpu_attention.launch import AttentionPointers
+
             given = dict(zip(_INPUTS, map(int, input_addresses), strict=True))
             pointers = AttentionPointers(**given, output=int(output_addresses[ATTENTION]))
             num_seqs, max_blocks = inputs[BLOCK_TABLES].dims

@@ -10,6 +10,7 @@ import ctypes
 import sys
 from collections.abc import Callable
 from enum import Enum, IntEnum
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -202,6 +203,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     vars(parent).update(bindings=bindings, __path__=[])
     vars(bindings).update(runtime=module, __path__=[])
     for part in (parent, bindings, module):
+        part.__spec__ = ModuleSpec(part.__name__, None)
         monkeypatch.setitem(sys.modules, part.__name__, part)
     return fake
 
