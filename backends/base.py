@@ -104,11 +104,22 @@ class EngineKind:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TensorRtOptions:
+    """Of `--tensorrt`; None leaves a choice to TensorRT."""
+
+    builder_optimization_level: int = 3  # 0 to 5: longer builds, faster engines
+    workspace_mib: int | None = None  # device memory that a layer may use while it runs
+    weight_streaming: bool = False  # weights may stay in host memory
+    timing_cache: str | None = None  # a file of measured kernels, read and written
+
+
+@dataclass(frozen=True, kw_only=True)
 class BuildOptions(EngineKind):
     """What the compiler asks of a backend for one engine."""
 
     limits: Limits
     profiles: tuple[Profile, ...]
+    tensorrt: TensorRtOptions = field(default_factory=TensorRtOptions)
 
 
 @dataclass(frozen=True)
@@ -172,8 +183,11 @@ class Backend(Protocol):
     def build(self, program: CapturedProgram, options: BuildOptions, staging: Path) -> BuiltFiles:
         """Writes the ahead-of-time artefact into `staging`."""
 
-    def build_accept(self, exported: ExportedProgram, staging: Path) -> str:
-        """Writes the acceptance graph (`octavo.graphs.accept`) into `staging`; returns its name."""
+    def build_accept(self, exported: ExportedProgram, staging: Path) -> str | None:
+        """Writes the acceptance graph (`octavo.graphs.accept`) into `staging`; returns its name.
+
+        None where the backend has none: its engines serve drafters with acceptance="exact" only.
+        """
 
     def check(self, manifest: Manifest) -> Compatibility:
         """Compares an engine's target and versions with this machine; imports nothing heavy."""

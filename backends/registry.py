@@ -11,6 +11,8 @@ _MODULES = {
     "inductor": "octavo.backends.inductor",
     "null": "octavo.backends.null",
     "onnxruntime": "octavo.backends.onnxruntime",
+    "tensorrt": "octavo.backends.tensorrt",
+    "tensorrt_rtx": "octavo.backends.tensorrt.rtx",
     "torch": "octavo.backends.torch",
 }
 

@@ -174,6 +174,7 @@ def _build(config: BuildConfig, opened: _Opened, output: Path, stages: Stages) -
                 **vars(config.kind(backend.devices)),
                 limits=limits,
                 profiles=make_profiles(limits, config.max_draft_tokens),
+                tensorrt=config.tensorrt.options,
             )
             dtype: torch.dtype = getattr(torch, config.weights_dtype)
         with _weights_in_files(options, staging):

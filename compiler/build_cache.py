@@ -51,6 +51,11 @@ _LIBRARIES = (
     "onnx-ir",
     "onnxruntime",
     "onnxruntime-gpu",
+    "tensorrt-cu12",
+    "tensorrt-cu13",
+    "tensorrt-rtx-cu12",
+    "tensorrt-rtx-cu13",
+    "triton",
 )
 _SOURCES = ("graphs", "compiler", "backends")
 _SOURCE_SUFFIXES = (".py", ".so", ".cc", ".cpp", ".h", ".hpp")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from octavo.backends.base import EngineKind
+from octavo.backends.base import EngineKind, TensorRtOptions
 from octavo.backends.manifest import DEFAULT_MAX_DRAFT_TOKENS, MOST_DRAFT_TOKENS, Limits
 from octavo.graphs.errors import BuildError
 from octavo.graphs.spec import (
@@ -22,6 +22,7 @@ from octavo.graphs.spec import (
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 1024
 DEFAULT_BLOCK_SIZE = 16
+TENSORRT_BACKENDS = ("tensorrt", "tensorrt_rtx")
 
 
 class SpeculativeConfig(Frozen):
@@ -56,6 +57,33 @@ class SpeculativeConfig(Frozen):
         return self
 
 
+class TensorRtConfig(Frozen):
+    """Options of `--tensorrt`, for the backends tensorrt and tensorrt_rtx.
+
+    timing_cache  a file that keeps what TensorRT measured of kernels, read and added to;
+                  TensorRT-RTX measures nothing
+    """
+
+    builder_optimization_level: int = Field(
+        default=3, ge=0, le=5, description="longer builds, faster engines"
+    )
+    workspace_mib: int | None = Field(
+        default=None, ge=1, description="device memory that a layer may use, None: all there is"
+    )
+    weight_streaming: bool = Field(default=False, description="weights may stay in host memory")
+    timing_cache: Path | None = None
+
+    @property
+    def options(self) -> TensorRtOptions:
+        cache = self.timing_cache
+        return TensorRtOptions(
+            builder_optimization_level=self.builder_optimization_level,
+            workspace_mib=self.workspace_mib,
+            weight_streaming=self.weight_streaming,
+            timing_cache=None if cache is None else str(cache.expanduser().absolute()),
+        )
+
+
 class BuildConfig(Frozen):
     """Options of `build-engine`; `model` is an HF folder, a `.gguf` file or a packaged name."""
 
@@ -75,6 +103,7 @@ class BuildConfig(Frozen):
     max_num_batched_tokens: int = Field(default=DEFAULT_MAX_NUM_BATCHED_TOKENS, ge=1)
     block_size: int = Field(default=DEFAULT_BLOCK_SIZE, ge=1, le=256)
     speculative: tuple[SpeculativeConfig, ...] = ()
+    tensorrt: TensorRtConfig = TensorRtConfig()
     use_cache: bool = True
     trust_remote_code: bool = False
 
@@ -97,6 +126,20 @@ class BuildConfig(Frozen):
         for method in methods:
             if methods.count(method) > 1:
                 raise BuildError(f"--speculative names method={method} twice: name each one once")
+        return self
+
+    @model_validator(mode="after")
+    def _tensorrt_for_tensorrt(self) -> BuildConfig:
+        if self.tensorrt != TensorRtConfig() and self.backend not in TENSORRT_BACKENDS:
+            raise BuildError(
+                f"--tensorrt has options of the backends {' and '.join(TENSORRT_BACKENDS)}, "
+                f"not of {self.backend}: leave it out"
+            )
+        if self.tensorrt.timing_cache is not None and self.backend == "tensorrt_rtx":
+            raise BuildError(
+                "--tensorrt timing_cache is of tensorrt alone, TensorRT-RTX measures no kernels "
+                "while it builds: leave it out"
+            )
         return self
 
     @property

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from octavo.tools import console, speculative_options
+from octavo.tools import console, speculative_options, tensorrt_options
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -61,6 +61,7 @@ def build_engine(
         int | None, typer.Option(help="Tokens in one cache block.", show_default=False)
     ] = None,
     speculative: speculative_options.BuildOption = None,
+    tensorrt: tensorrt_options.BuildOption = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Ignore the build cache.")] = False,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code of the checkpoint.")
@@ -79,6 +80,7 @@ def build_engine(
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
         "block_size": block_size,
+        "tensorrt": tensorrt_options.tensorrt_to_build(tensorrt),
     }
     given = {name: value for name, value in options.items() if value is not None}
     config = _config(

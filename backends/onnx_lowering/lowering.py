@@ -66,6 +66,8 @@ class Layouts:
 
     k_transposed: bool = False  # keys within a cache block
     packed_linear: bool = False  # `octavo::Linear` for linear layers with float32 parameters
+    # Operators of ours, by ONNX name, without their bodies: TensorRT prefers a body to a plugin.
+    without_bodies: frozenset[str] = frozenset()
 
 
 class LoweringContext:
@@ -152,7 +154,7 @@ def to_onnx(program: CapturedProgram, layouts: Layouts) -> ir.Model:
     graph = lower_graph(program.exported, layouts)
     _name_inputs(graph.inputs, program.inputs)
     _name_outputs(graph.outputs, program.spec, graph.inputs[len(program.inputs) :])
-    return _model(graph)
+    return _model(graph, layouts.without_bodies)
 
 
 def accept_to_onnx(exported: ExportedProgram) -> ir.Model:
@@ -163,8 +165,8 @@ def accept_to_onnx(exported: ExportedProgram) -> ir.Model:
     return _model(graph)
 
 
-def _model(graph: ir.Graph) -> ir.Model:
-    used = [node.op_type for node in graph if node.domain == DOMAIN]
+def _model(graph: ir.Graph, without_bodies: frozenset[str] = frozenset()) -> ir.Model:
+    used = {node.op_type for node in graph if node.domain == DOMAIN} - without_bodies
     functions = [cast(ir.Function, ir.from_proto(body)) for body in bodies_of(used)]
     return ir.Model(graph, ir_version=IR_VERSION, producer_name="octavo", functions=functions)
 

@@ -1,4 +1,4 @@
-"""The real model of every backend against transformers: 64 greedy tokens of 20 prompts, and logits."""
+"""Every backend's real model against transformers: 64 greedy tokens of 20 prompts, and logits."""
 
 from __future__ import annotations
 

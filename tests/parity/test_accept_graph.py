@@ -59,6 +59,9 @@ def test_every_backend_equals_the_oracle_for_any_number_of_rows(tmp_path: Path) 
     torch_file = registry.get("torch").build_accept(exported, tmp_path)
     (tmp_path / "inductor").mkdir()
     inductor_file = registry.get("inductor").build_accept(exported, tmp_path / "inductor")
+    assert onnx_file is not None
+    assert torch_file is not None
+    assert inductor_file is not None
     session: onnxruntime.InferenceSession = open_on_cpu(tmp_path / onnx_file, 1)
     module = archive.load(tmp_path / torch_file)
     package = CompiledPackage(tmp_path / "inductor" / inductor_file, {})

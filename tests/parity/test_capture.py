@@ -23,9 +23,11 @@ LIMITS = Limits(max_model_len=128, max_num_seqs=8, max_num_batched_tokens=64, bl
 FACTS = TokenFacts(1, (2,), 0, tiny_models.VOCAB_SIZE)
 
 
-def captured(model: PreTrainedModel, max_model_len: int = 128) -> CapturedProgram:
+def captured(
+    model: PreTrainedModel, max_model_len: int = 128, dtype: torch.dtype = torch.float32
+) -> CapturedProgram:
     limits = LIMITS.model_copy(update={"max_model_len": max_model_len})
-    return capture(model, FACTS, limits, torch.float32)
+    return capture(model, FACTS, limits, dtype)
 
 
 def causal(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -178,13 +180,16 @@ class LooksBack(nn.Module):
         return mixed + 1e-2 * nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
 
 
-def test_a_leak_in_the_captured_graph_is_named() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_leak_in_the_captured_graph_is_named(dtype: torch.dtype) -> None:
     model = tiny_models.model("llama")
     layers: Any = model.model.layers
     layers[1].mlp = LooksBack(layers[1].mlp)
-    program = captured(model)
+    module: nn.Module = model
+    module.to(dtype)
+    program = captured(model, dtype=dtype)
     with pytest.raises(UnsupportedModelError, match=r"in LooksBack \(model.layers.1.mlp"):
-        prove_isolation(graph_tracer(program.exported), program.spec, 16, torch.float32)
+        prove_isolation(graph_tracer(program.exported), program.spec, 16, dtype)
 
 
 def test_where_capture_fails_the_eager_module_that_mixes_is_the_reason(
