@@ -8,6 +8,7 @@ from octavo.backends.base import Backend
 from octavo.graphs.errors import BackendError
 
 _MODULES = {
+    "inductor": "octavo.backends.inductor",
     "null": "octavo.backends.null",
     "onnxruntime": "octavo.backends.onnxruntime",
     "torch": "octavo.backends.torch",
