@@ -12,6 +12,7 @@ _MODULES = {
     "null": "octavo.backends.null",
     "onnxruntime": "octavo.backends.onnxruntime",
     "torch": "octavo.backends.torch",
+    "torch_tensorrt": "octavo.backends.torch_tensorrt",
 }
 
 
