@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.export import ExportedProgram
 from torch.export.passes import move_to_device_pass
+from torch.utils import _pytree as pytree
 
 from octavo.backends.base import BuildOptions
 from octavo.backends.torch import archive
 from octavo.backends.torch_tensorrt import libraries
-from octavo.backends.torch_tensorrt.shapes import InputShapes, input_shapes
+from octavo.backends.torch_tensorrt.shapes import input_shapes
 from octavo.graphs.errors import BackendError, BuildError
 from octavo.graphs.ops.paged_attention_torch import OPERATOR as PAGED_ATTENTION
 from octavo.graphs.program import CapturedProgram
@@ -46,16 +48,22 @@ def compile_program(program: CapturedProgram, options: BuildOptions, path: Path)
         raise BuildError(str(error)) from error
     archive.drop_traces(program.exported)
     exported = move_to_device_pass(program.exported, DEVICE)
-    shapes = input_shapes(program, options)
+    _flatten_signature(exported)
+    inputs = [
+        library.Input(
+            min_shape=one.min, opt_shape=one.opt, max_shape=one.max, dtype=one.dtype, name=one.name
+        )
+        for one in input_shapes(program, options)
+    ]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module = library.dynamo.compile(
                 exported,
-                arg_inputs=_inputs(library, program, shapes),
+                arg_inputs=tuple(inputs),
                 **settings(library.dynamo.compile, options),
             )
-            # Without tracing it once more, which would want the caches as separate inputs.
+            # As it is, without tracing it once more.
             library.save(module, str(path), output_format="exported_program", retrace=False)
     except Exception as error:
         raise BuildError(
@@ -70,6 +78,8 @@ def settings(compile_function: Callable[..., Any], options: BuildOptions) -> dic
         "torch_executed_ops": {PAGED_ATTENTION},
         "workspace_size": WORKSPACE_BYTES,
         "min_block_size": MIN_BLOCK_SIZE,
+        # The one that leaves the nodes of PyTorch in the graph itself: attention is found there.
+        "use_fast_partitioner": False,
         "require_full_compilation": False,
         "truncate_double": True,
         "immutable_weights": True,
@@ -82,16 +92,15 @@ def settings(compile_function: Callable[..., Any], options: BuildOptions) -> dic
     return asked
 
 
-def _inputs(library: Any, program: CapturedProgram, shapes: InputShapes) -> tuple[Any, ...]:
-    """The program's arguments: each input, then the list of caches if there are any."""
-    made = [
-        library.Input(
-            min_shape=one.min, opt_shape=one.opt, max_shape=one.max, dtype=one.dtype, name=one.name
-        )
-        for one in (*shapes.inputs, *shapes.caches)
-    ]
-    inputs, caches = made[: len(program.inputs)], made[len(program.inputs) :]
-    return (*inputs, caches) if caches else tuple(inputs)
+def _flatten_signature(exported: ExportedProgram) -> None:
+    """Lists of caches become so many inputs and outputs: parts of torch_tensorrt know no lists."""
+    signature = exported.module_call_graph[0].signature
+    if signature is None:
+        raise BuildError("the captured program has no signature: build with --backend onnxruntime")
+    num_inputs, num_outputs = signature.in_spec.num_leaves, signature.out_spec.num_leaves
+    signature.in_spec = pytree.tree_structure(((0,) * num_inputs, {}))
+    signature.out_spec = pytree.tree_structure((0,) * num_outputs)
+    signature.forward_arg_names = None
 
 
 def _operators_in_pytorch(module: fx.GraphModule) -> Iterator[str]:

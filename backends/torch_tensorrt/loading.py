@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from octavo.backends.torch_tensorrt import libraries, operator
 from octavo.graphs.errors import BackendError
@@ -17,14 +16,13 @@ from octavo.graphs.ops.paged_attention_torch import OPERATOR as PAGED_ATTENTION
 
 
 class LoadedProgram:
-    """Takes and gives flat lists: compiling may have flattened the list of caches or not."""
+    """Takes and gives every tensor for itself, the caches last."""
 
     def __init__(self, path: Path, num_attentions: int) -> None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                exported = libraries.torch_tensorrt().load(str(path))
-                module = exported.module(check_guards=False)
+                module = libraries.torch_tensorrt().load(str(path)).module(check_guards=False)
         except BackendError:
             raise
         except Exception as error:
@@ -38,13 +36,10 @@ class LoadedProgram:
                 f"{num_attentions}: build the engine again"
             )
         self._module: Any = module
-        self._arguments = exported.call_spec.in_spec
 
     def __call__(self, arguments: Sequence[Tensor]) -> list[Tensor]:
         """The outputs' tensors; of the caches, those that were given."""
-        args, kwargs = pytree.tree_unflatten(list(arguments), self._arguments)
-        leaves: list[Tensor] = pytree.tree_leaves(self._module(*args, **kwargs))
-        return leaves
+        return list(self._module(*arguments))
 
 
 def _attend_in_place(module: torch.nn.Module) -> int:

@@ -25,25 +25,15 @@ class InputShape:
     max: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class InputShapes:
-    """In the order of the program's arguments."""
-
-    inputs: tuple[InputShape, ...]
-    caches: tuple[InputShape, ...]
-
-
-def input_shapes(program: CapturedProgram, options: BuildOptions) -> InputShapes:
+def input_shapes(program: CapturedProgram, options: BuildOptions) -> list[InputShape]:
+    """Of every input, then of every cache, in the order of the program's arguments."""
     ranges = _spanned(options.profiles)
     limits = options.limits
     # Caches go to no engine, only to attention. At most every sequence has its longest.
     most_blocks = max(2, limits.max_num_seqs * limits.max_blocks_per_seq)
     ranges[CACHE_BLOCKS] = Range(min=1, opt=2, max=most_blocks)
     caches = program.spec.kv_cache_bindings(limits.block_size, options.kv_cache_dtype)
-    return InputShapes(
-        tuple(_shape(binding, ranges) for binding in program.inputs),
-        tuple(_shape(binding, ranges) for binding in caches),
-    )
+    return [_shape(binding, ranges) for binding in (*program.inputs, *caches)]
 
 
 def _spanned(profiles: tuple[Profile, ...]) -> dict[str, Range]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 
 class Input:
@@ -20,16 +19,15 @@ class Input:
 
 
 class FakeTorchTensorRT:
-    """`compiled` holds what compile was asked for; `is_flat`: it flattens the list of caches."""
+    """`compiled` holds what compile was asked for, `saved` and `loaded` likewise."""
 
     Input = Input
 
-    def __init__(self, is_flat: bool = False) -> None:
+    def __init__(self) -> None:
         self.compiled: list[SimpleNamespace] = []
         self.saved: list[dict[str, Any]] = []
         self.loaded: list[str] = []
         self.dynamo = SimpleNamespace(compile=self._compile)
-        self._is_flat = is_flat
         self._programs: dict[int, ExportedProgram] = {}
 
     def _compile(
@@ -55,14 +53,7 @@ class FakeTorchTensorRT:
         self, module: Any, file_path: str = "", *, output_format: str, retrace: bool = True
     ) -> None:
         self.saved.append({"output_format": output_format, "retrace": retrace})
-        program = self._programs[id(module)]
-        if self._is_flat:
-            signature = program.module_call_graph[0].signature
-            assert signature is not None
-            count = signature.in_spec.num_leaves
-            signature.in_spec = pytree.tree_structure(((0,) * count, {}))
-            signature.forward_arg_names = None
-        torch.export.save(program, file_path)
+        torch.export.save(self._programs[id(module)], file_path)
 
     def load(self, file_path: str = "") -> ExportedProgram:
         self.loaded.append(file_path)

@@ -21,12 +21,15 @@ from octavo.backends.base import EngineKind, Executable, LoadOptions
 from octavo.backends.bundle import read_manifest
 from octavo.backends.torch_tensorrt import compiling, executable, libraries, operator
 from octavo.compiler import BuildConfig, build_engine
+from octavo.compiler.config import SpeculativeConfig
 from octavo.graphs.errors import BackendError, BuildError
 from octavo.graphs.ops.paged_attention_torch import paged_attention_
+from octavo.runtime import LLM, SamplingParams
 from tests.backend.fake_torch_tensorrt import FakeTorchTensorRT
 from tests.backend.steps import Sequence, pack, run_step
 from tests.parity import tiny_models
 from tests.parity.tiny_models import VOCAB_SIZE
+from tests.unit.drafter_heads_files import medusa_tensors, write
 
 NUM_BLOCKS = 16
 VERSIONS = {"torch": "2.13.0+cu130", "torch-tensorrt": "2.13.0", "tensorrt": "11.4.1"}
@@ -114,6 +117,7 @@ def test_what_torch_tensorrt_is_asked_for(machine: Machine, engines: Engines) ->
         "torch_executed_ops": operators,
         "workspace_size": 1 << 30,
         "min_block_size": 5,
+        "use_fast_partitioner": False,
         "require_full_compilation": False,
         "truncate_double": True,
         "immutable_weights": True,
@@ -137,7 +141,8 @@ def test_ranges_of_shapes_are_those_of_the_profiles(machine: Machine, engines: E
     """8 sequences of up to 128 tokens in blocks of 16, 96 tokens a step."""
     engines.build()
     (asked,) = machine.library.compiled
-    *inputs, caches = asked.arg_inputs
+    inputs, caches = asked.arg_inputs[:7], asked.arg_inputs[7:]
+    assert len(caches) == 2
     ranges = {
         one.given["name"]: tuple(one.given[f"{bound}_shape"] for bound in ("min", "opt", "max"))
         for one in inputs
@@ -187,9 +192,7 @@ def test_a_failed_build_is_one_sentence(
 # --- what it computes -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_flat", [False, True])
-def test_steps_give_what_pytorch_does(machine: Machine, engines: Engines, is_flat: bool) -> None:
-    machine.library = FakeTorchTensorRT(is_flat)
+def test_steps_give_what_pytorch_does(machine: Machine, engines: Engines) -> None:
     made, oracle = loaded(engines.build()), loaded(engines.build("torch"))
     for parts in (
         [(SEQUENCE, 0, 30)],
@@ -257,6 +260,25 @@ def test_an_archive_without_its_attention_is_refused(machine: Machine, engines: 
         registry.get("torch_tensorrt").load(
             path, manifest.model_copy(update={"spec": deeper}), LoadOptions()
         )
+
+
+def test_heads_draft_from_hidden_states(machine: Machine, engines: Engines, tmp_path: Path) -> None:
+    """A Medusa engine: two archives, hidden states out of one and into the other."""
+    heads = write(
+        tmp_path / "heads",
+        {"medusa_num_heads": 2, "medusa_num_layers": 1},
+        medusa_tensors(2, vocab_size=VOCAB_SIZE, hidden_size=64),
+        "medusa_lm_head.safetensors",
+    )
+    drafter = SpeculativeConfig(method="medusa", model=str(heads), num_speculative_tokens=2)
+    prompts = [{"prompt_token_ids": one.tokens.tolist()} for one in (SEQUENCE, OTHER)]
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    found = []
+    for path in (engines.build(speculative=(drafter,)), engines.build("torch")):
+        with LLM(path, num_kv_blocks=32) as llm:
+            found.append([one.outputs[0].token_ids for one in llm.generate(prompts, params)])
+    assert len(machine.library.loaded) == 2
+    assert found[0] == found[1]
 
 
 # --- the operator ---------------------------------------------------------------------------------
