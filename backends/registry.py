@@ -14,6 +14,7 @@ _MODULES = {
     "tensorrt": "octavo.backends.tensorrt",
     "tensorrt_rtx": "octavo.backends.tensorrt.rtx",
     "torch": "octavo.backends.torch",
+    "torch_tensorrt": "octavo.backends.torch_tensorrt",
 }
 
 

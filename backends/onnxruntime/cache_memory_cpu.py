@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import onnxruntime as ort
 
 from octavo.backends.host_caches import HostCaches
+from octavo.backends.onnxruntime.sessions import bind_array
 from octavo.graphs import bindings
 from octavo.graphs.bindings import Binding
 
 
-class BoundHostCaches:
+class HostCacheMemory:
     """`layers` are the spec's bindings, whose inputs and outputs the graph has by name."""
 
-    def __init__(self, layers: Sequence[Binding]) -> None:
+    def __init__(self, layers: Iterable[Binding]) -> None:
         self._caches = HostCaches(layers)
 
     @property
@@ -24,9 +25,8 @@ class BoundHostCaches:
     def allocate(self, num_blocks: int, binding: ort.IOBinding) -> None:
         self._caches.allocate(num_blocks)
         for layer, array in zip(self._caches.declared, self._caches.arrays, strict=True):
-            place = ("cpu", 0, array.dtype, array.shape, array.ctypes.data)
-            binding.bind_input(layer.name, *place)
-            binding.bind_output(bindings.cache_output_name(layer.name), *place)
+            bind_array(binding.bind_input, layer.name, array)
+            bind_array(binding.bind_output, bindings.cache_output_name(layer.name), array)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         self._caches.copy_blocks(copies)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnxruntime as ort
 
+from octavo.backends.block_origins import block_origins
 from octavo.backends.onnxruntime.split_layout import COPY_DESTINATIONS, COPY_SOURCES, SplitCache
 from octavo.graphs.errors import BackendError
 
@@ -87,11 +88,3 @@ class DeviceCaches:
             place = (*self._device, element_type, shape, memory.data_ptr())
             binding.bind_input(cache.name, *place)
             binding.bind_output(cache.output_name, *place)
-
-
-def block_origins(copies: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """Destination -> the block whose contents, before all copies, it holds after them."""
-    origins: dict[int, int] = {}
-    for source, destination in copies:
-        origins[destination] = origins.get(source, source)
-    return {destination: source for destination, source in origins.items() if destination != source}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from octavo.backends.base import (
     StepOutputs,
 )
 from octavo.backends.host_caches import no_cache
-from octavo.backends.onnxruntime.sessions import open_on_cpu
+from octavo.backends.onnxruntime.sessions import bind_array, open_on_cpu
 from octavo.backends.step_checks import no_acceptance_graph
 from octavo.graphs import bindings
 from octavo.graphs.bindings import Binding
@@ -115,13 +115,13 @@ class OnnxRuntimeExecutable:
         """Binds the step's memory. The object is kept, so it tells that nothing else is bound."""
         self._bound = None
         for name, array in self._arrays(inputs):
-            _bind_array(self._binding.bind_input, name, array)
+            bind_array(self._binding.bind_input, name, array)
         outputs = {
             binding.name: self._buffer(binding.name, self._num_rows(binding, inputs))
             for binding in self._manifest.spec.output_bindings
         }
         for name, array in outputs.items():
-            _bind_array(self._binding.bind_output, name, array)
+            bind_array(self._binding.bind_output, name, array)
         self._outputs = StepOutputs(**outputs)
         self._bound = inputs
 
@@ -141,7 +141,3 @@ class OnnxRuntimeExecutable:
         if num_rows > len(self._buffers[name]):
             self._buffers[name] = np.empty((num_rows, self._buffers[name].shape[1]), np.float32)
         return self._buffers[name][:num_rows]
-
-
-def _bind_array(bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:
-    bind(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)

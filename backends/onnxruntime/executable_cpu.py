@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.backends.base import LoadOptions, StepInputs
-from octavo.backends.onnxruntime.cache_memory_cpu import BoundHostCaches
+from octavo.backends.onnxruntime.cache_memory_cpu import HostCacheMemory
 from octavo.backends.onnxruntime.executable import OnnxRuntimeExecutable
 from octavo.backends.onnxruntime.sessions import open_on_cpu
 
@@ -20,7 +20,7 @@ class CpuExecutable(OnnxRuntimeExecutable):
         layers = manifest.spec.kv_cache_bindings(
             manifest.limits.block_size, manifest.kv_cache_dtype
         )
-        super().__init__(model, manifest, session, BoundHostCaches(tuple(layers)))
+        super().__init__(model, manifest, session, HostCacheMemory(layers))
 
     def _prepare(self, inputs: StepInputs) -> None:
         if inputs is not self._bound:

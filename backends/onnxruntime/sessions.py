@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnxruntime as ort
+from numpy.typing import NDArray
 
 from octavo.backends import kernels
 from octavo.graphs.errors import BackendError
@@ -48,6 +51,11 @@ def open_on_cuda(model: Path, num_threads: int | None) -> ort.InferenceSession:
             "and cuDNN libraries that its release needs"
         )
     return session
+
+
+def bind_array(bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:
+    """Binds host memory where it lies; `bind` is a method of a session's binding."""
+    bind(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
 
 def _settings(

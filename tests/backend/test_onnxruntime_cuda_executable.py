@@ -14,9 +14,9 @@ import pytest
 
 from octavo.backends import cuda_devices, registry
 from octavo.backends.base import Compatibility, Executable, LoadOptions
+from octavo.backends.block_origins import block_origins
 from octavo.backends.bundle import read_manifest
 from octavo.backends.onnxruntime import executable_cuda, sessions
-from octavo.backends.onnxruntime.cache_memory_device import block_origins
 from octavo.backends.onnxruntime.device_cuda import CudaSupport
 from octavo.backends.onnxruntime.executable_cuda import attention_metadata
 from octavo.compiler import BuildConfig, build_engine
@@ -331,4 +331,4 @@ def test_what_a_machine_needs(
 def test_a_machine_without_a_driver_has_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_devices, "_LIBRARY", "libnvidia-ml-of-nobody.so.1")
     assert cuda_devices.compute_capabilities() == ()
-    assert "--device cpu" in str(cuda_devices.check_device().reason)
+    assert "build an engine for the CPU" in str(cuda_devices.check_device().reason)
