@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from octavo.tools.backends import backends
 from octavo.tools.bench.command import app as bench
 from octavo.tools.chat import chat
 from octavo.tools.console import application
@@ -18,6 +19,7 @@ app.command(cls=GroupedCommand)(chat)
 app.command()(inspect)
 app.command()(verify)
 app.command()(diff)
+app.command()(backends)
 app.command("train-drafter")(train_drafter)
 app.add_typer(bench, name="bench")
 

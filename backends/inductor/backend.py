@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,10 @@ from octavo.backends.base import (
     EngineKind,
     LoadOptions,
     Report,
+    Tested,
 )
 from octavo.backends.kernels import supported
-from octavo.graphs.errors import BuildError
+from octavo.backends.libraries import version_of
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -38,18 +39,28 @@ ACCEPT_FILE = "accept.pt2"
 class InductorBackend:
     name = "inductor"
     devices: tuple[Device, ...] = ("cpu",)
+    libraries = ("torch",)
+    tested: Mapping[Device, Tested] = {"cpu": "run"}
 
     def operators(self, kind: EngineKind) -> frozenset[str]:
         return supported.OPERATORS
 
     def require(self, kind: EngineKind, block_size: int) -> None:
         supported.require(self.name, kind, block_size)
-        compiler = os.environ.get("CXX", "g++")
-        if shutil.which(compiler) is None:
-            raise BuildError(
-                f"the inductor backend compiles the graph with {compiler}, which is not here: "
-                "install g++, or name another compiler in CXX"
-            )
+
+    def can_build(self, kind: EngineKind) -> Compatibility:
+        for tool in (os.environ.get("CXX", "g++"), "strip"):
+            if shutil.which(tool) is None:
+                return Compatibility(
+                    f"{tool}, which the graph is compiled with, is not installed: install g++, or "
+                    "name another compiler in CXX"
+                )
+        return Compatibility()
+
+    def can_run(self, device: Device) -> Compatibility:
+        if version_of("torch") is None:
+            return Compatibility("torch is not installed: install Octavo with its extra [build]")
+        return Compatibility()
 
     def supports(self, program: CapturedProgram) -> Report:
         """The graph was captured from PyTorch, whose every operator AOTInductor can call."""
@@ -84,12 +95,11 @@ class InductorBackend:
         return ACCEPT_FILE
 
     def check(self, manifest: Manifest) -> Compatibility:
-        try:
-            version = importlib.metadata.version("torch")
-        except importlib.metadata.PackageNotFoundError:
-            return Compatibility("torch is not installed: install Octavo with its extra [build]")
-        built = manifest.versions.get("torch", "unknown")
-        if version.split("+")[0] != built.split("+")[0]:
+        installed = self.can_run(manifest.target.device)
+        if not installed.ok:
+            return installed
+        version, built = version_of("torch"), manifest.versions.get("torch", "unknown")
+        if str(version).split("+")[0] != built.split("+")[0]:
             return Compatibility(
                 f"the engine was compiled with torch {built} and this is torch {version}, whose "
                 f"functions it may not call: install torch {built} or build the engine again"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,9 @@ from octavo.backends.base import (
     EngineKind,
     LoadOptions,
     Report,
+    Tested,
 )
+from octavo.backends.libraries import version_of
 from octavo.backends.onnxruntime.device_cpu import CpuSupport
 from octavo.backends.onnxruntime.device_cuda import CudaSupport
 from octavo.backends.onnxruntime.files import ACCEPT_FILE, MODEL_FILE, weights_file
@@ -39,12 +41,22 @@ _DEVICES: dict[Device, DeviceSupport] = {"cpu": CpuSupport(), "cuda": CudaSuppor
 class OnnxRuntimeBackend:
     name = "onnxruntime"
     devices: tuple[Device, ...] = tuple(_DEVICES)
+    libraries = ("onnxruntime", "onnxruntime-gpu")
+    tested: Mapping[Device, Tested] = {"cpu": "run", "cuda": "simulated"}
 
     def operators(self, kind: EngineKind) -> frozenset[str]:
         return _DEVICES[kind.device].operators()
 
     def require(self, kind: EngineKind, block_size: int) -> None:
         _DEVICES[kind.device].require(kind, block_size)
+
+    def can_build(self, kind: EngineKind) -> Compatibility:
+        if version_of("onnx-ir") is None:
+            return Compatibility("onnx-ir is not installed: install Octavo with its extra [build]")
+        return Compatibility()
+
+    def can_run(self, device: Device) -> Compatibility:
+        return _DEVICES[device].check()
 
     def supports(self, program: CapturedProgram) -> Report:
         """Names the nodes without ONNX lowering, and attention that its kernel cannot run."""
@@ -70,7 +82,7 @@ class OnnxRuntimeBackend:
             files=tuple(files),
             target=Target(architecture=device.architecture(), device=options.device),
             kv_layout=device.kv_layout,
-            versions={"onnx_ir": importlib.metadata.version("onnx-ir")},
+            versions={"onnx_ir": version_of("onnx-ir") or "unknown"},
             backend_data={"model": MODEL_FILE},
         )
 
@@ -84,7 +96,7 @@ class OnnxRuntimeBackend:
         return ACCEPT_FILE
 
     def check(self, manifest: Manifest) -> Compatibility:
-        compatibility = _DEVICES[manifest.target.device].check()
+        compatibility = self.can_run(manifest.target.device)
         return host.check_target(manifest.target) if compatibility.ok else compatibility
 
     def import_library(self) -> None:

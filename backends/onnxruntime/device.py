@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.backends.base import Compatibility, EngineKind, LoadOptions, Report
+from octavo.backends.libraries import version_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -51,7 +51,8 @@ def check_release(
 ) -> Compatibility:
     """Whether one of `distributions` is installed and none of them is older than `minimum`."""
     needed = ".".join(map(str, minimum))
-    installed = dict(_installed(distributions))
+    found = {name: version_of(name) for name in distributions}
+    installed = {name: version for name, version in found.items() if version is not None}
     if not installed:
         return Compatibility(
             f"{distributions[0]} is not installed: install Octavo with its extra [{extra}]"
@@ -62,13 +63,3 @@ def check_release(
                 f"{name} {version} is older than {needed}, which the kernels need: upgrade it"
             )
     return Compatibility()
-
-
-def _installed(distributions: tuple[str, ...]) -> Mapping[str, str]:
-    found: dict[str, str] = {}
-    for name in distributions:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

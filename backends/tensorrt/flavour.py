@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 from dataclasses import dataclass
+
+from octavo.backends.base import Tested
+from octavo.backends.libraries import version_of
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,7 @@ class Flavour:
     extra                    of Octavo, that installs it
     sets_capabilities        whether a build names the compute capabilities that it is for; else it
                              is for the device it is built on
+    tested                   how far Octavo's own tests have gone with it
     """
 
     name: str  # of the backend
@@ -23,14 +25,12 @@ class Flavour:
     distributions: tuple[str, ...]
     extra: str
     sets_capabilities: bool
+    tested: Tested
 
     @property
     def version(self) -> str | None:
         """Of the installed library; None where there is none. Imports nothing."""
-        for distribution in self.distributions:
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                return importlib.metadata.version(distribution)
-        return None
+        return version_of(*self.distributions)
 
     @property
     def missing(self) -> str:
@@ -47,6 +47,7 @@ TENSORRT = Flavour(
     distributions=("tensorrt-cu13", "tensorrt-cu12", "tensorrt"),
     extra="tensorrt",
     sets_capabilities=False,
+    tested="simulated",
 )
 TENSORRT_RTX = Flavour(
     name="tensorrt_rtx",
@@ -55,6 +56,7 @@ TENSORRT_RTX = Flavour(
     distributions=("tensorrt-rtx-cu13", "tensorrt-rtx-cu12", "tensorrt-rtx"),
     extra="tensorrt-rtx",
     sets_capabilities=True,
+    tested="built",
 )
 FLAVOURS = {flavour.name: flavour for flavour in (TENSORRT, TENSORRT_RTX)}
 

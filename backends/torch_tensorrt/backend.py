@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from octavo.backends.base import (
     EngineKind,
     LoadOptions,
     Report,
+    Tested,
 )
 from octavo.backends.torch_tensorrt import libraries
 from octavo.graphs.errors import BuildError
@@ -34,6 +36,8 @@ ACCEPT_FILE = "accept.pt2"
 class TorchTensorRTBackend:
     name = "torch_tensorrt"
     devices: tuple[Device, ...] = ("cuda",)
+    libraries = ("torch-tensorrt",)
+    tested: Mapping[Device, Tested] = {"cuda": "simulated"}
 
     def operators(self, kind: EngineKind) -> frozenset[str]:
         return frozenset({PAGED_ATTENTION.name})
@@ -48,19 +52,23 @@ class TorchTensorRTBackend:
             raise BuildError(
                 "--kv-cache-dtype int8 has no kernel of the torch_tensorrt backend: leave it out"
             )
-        compatibility = self._machine()
-        if not compatibility.ok:
-            raise BuildError(
-                f"the torch_tensorrt backend builds on the machine that its engines run on, and "
-                f"{compatibility.reason}"
-            )
+
+    def can_build(self, kind: EngineKind) -> Compatibility:
+        """On the machine that the engine is to run on."""
+        machine = self.can_run("cuda")
+        if not machine.ok:
+            return machine
         here = cuda_devices.compute_capabilities()[0]
         if any(wanted != here for wanted in kind.compute_capabilities):
-            raise BuildError(
+            return Compatibility(
                 f"--compute-capability {kind.compute_capabilities[0]} is not that of this "
-                f"machine's device, {here}, which the torch_tensorrt backend builds for: leave it "
-                "out"
+                f"machine's device, {here}, which it builds for: leave it out"
             )
+        return Compatibility()
+
+    def can_run(self, device: Device) -> Compatibility:
+        missing = libraries.check_installed()
+        return cuda_devices.check_device() if missing.ok else missing
 
     def supports(self, program: CapturedProgram) -> Report:
         """What TensorRT has no converter for stays with PyTorch, and is named in the manifest."""
@@ -91,7 +99,7 @@ class TorchTensorRTBackend:
         return ACCEPT_FILE
 
     def check(self, manifest: Manifest) -> Compatibility:
-        for compatibility in (self._machine(), libraries.check(manifest.versions)):
+        for compatibility in (self.can_run("cuda"), libraries.check(manifest.versions)):
             if not compatibility.ok:
                 return compatibility
         here, built = cuda_devices.compute_capabilities()[0], manifest.target.compute_capabilities
@@ -112,7 +120,3 @@ class TorchTensorRTBackend:
         from octavo.backends.torch_tensorrt.executable import TorchTensorRTExecutable
 
         return TorchTensorRTExecutable(bundle / MODEL_FILE, manifest, options)
-
-    def _machine(self) -> Compatibility:
-        missing = libraries.check_installed()
-        return cuda_devices.check_device() if missing.ok else missing

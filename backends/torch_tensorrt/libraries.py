@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
 from octavo.backends.base import Compatibility
+from octavo.backends.libraries import release, version_of
 from octavo.graphs.errors import BackendError
 
 _NEEDED = ("torch", "torch-tensorrt")
@@ -17,13 +17,13 @@ _TENSORRT = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
 
 def installed() -> dict[str, str]:
     """Versions by distribution; those that are not installed are left out."""
-    found = {name: _version(name) for name in (*_NEEDED, *_TENSORRT)}
+    found = {name: version_of(name) for name in (*_NEEDED, *_TENSORRT)}
     return {name: version for name, version in found.items() if version is not None}
 
 
 def check_installed() -> Compatibility:
     for name in _NEEDED:
-        if _version(name) is None:
+        if version_of(name) is None:
             return Compatibility(
                 f"{name} is not installed: install Octavo with its extra [tensorrt]"
             )
@@ -40,7 +40,7 @@ def check(built: Mapping[str, str]) -> Compatibility:
         was, now = built.get(name), here.get(name)
         if was is None:
             continue
-        same = _release(was) == _release(now) if name in _NEEDED else was == now
+        same = release(was) == release(now) if name in _NEEDED else was == now
         if not same:
             return Compatibility(
                 f"the engine was built with {name} {was} and this machine has "
@@ -58,14 +58,3 @@ def torch_tensorrt() -> Any:
             f"torch_tensorrt cannot be imported ({error}): install the CUDA and TensorRT libraries "
             "that its release needs"
         ) from error
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _release(version: str | None) -> tuple[str, ...]:
-    return tuple((version or "").split("+")[0].split(".")[:2])

@@ -38,6 +38,7 @@ FLAVOUR = Flavour(
     distributions=("numpy",),
     extra="fake",
     sets_capabilities=True,
+    tested="simulated",
 )
 VOCAB = 64
 NUM_BLOCKS = 12
