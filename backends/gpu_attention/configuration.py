@@ -9,6 +9,7 @@ from octavo.backends.gpu_attention.shape import AttentionShape
 from octavo.backends.gpu_attention.tiles import Tile, padded, parse_capability
 
 Constant = int | float | bool
+Option = int | bool  # of Triton's compiler
 Grid = tuple[int, int, int]
 KernelName = Literal["write_kv_cache", "attend"]
 
@@ -40,7 +41,9 @@ ARGUMENTS: dict[KernelName, dict[str, str]] = {
 # The kernels read and write these 16 bytes at a time.
 ALIGNED_ARGUMENTS = ("query", "key", "value", "kv_cache", "output")
 ALIGNMENT = 16
-WRITE_WARPS = 1
+# Products may be fused into sums: that is settled when a kernel is compiled, for all rows alike.
+_FUSED: dict[str, Option] = {"enable_fp_fusion": True}
+WRITE_OPTIONS: dict[str, Option] = {"num_warps": 1, **_FUSED}
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,10 @@ def attend_constants(shape: AttentionShape, tile: Tile, capability: str) -> dict
         "TILE_HEADS": split.heads,
         "HEAD_TILES": split.head_tiles,
     }
+
+
+def attend_options(tile: Tile) -> dict[str, Option]:
+    return {"num_warps": tile.num_warps, "num_stages": tile.num_stages, **_FUSED}
 
 
 def write_grid(shape: AttentionShape, num_tokens: int) -> Grid:

@@ -14,6 +14,16 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 FLOAT8_LARGEST = tl.constexpr(448.0)
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+
+
+@triton.jit
+def _dot(left, right):
+    """The matrix product with float32 sums; float32 is multiplied as such, not as tf32."""
+    if INTERPRETED:  # which would multiply bfloat16 by its bits
+        left = left.to(tl.float32)
+        right = right.to(tl.float32)
+    return tl.dot(left, right, input_precision="ieee")
 
 
 @triton.jit
@@ -45,24 +55,25 @@ def _decode_float8(codes):
 @triton.jit
 def _to_cache(values, kv_cache, CACHE: tl.constexpr):
     """Values as the cache holds them. CACHE: 0 the same dtype, 1 float8, 2 float8 bits as bytes."""
-    if CACHE == 0:
-        return values
-    exact = values.to(tl.float32)
-    limited = tl.where(exact > FLOAT8_LARGEST, FLOAT8_LARGEST, exact)
-    limited = tl.where(limited < -FLOAT8_LARGEST, -FLOAT8_LARGEST, limited)
-    if CACHE == 1:
-        return limited.to(kv_cache.dtype.element_ty)
-    return _encode_float8(limited)
+    stored = values
+    if CACHE > 0:
+        exact = values.to(tl.float32)
+        limited = tl.where(exact > FLOAT8_LARGEST, FLOAT8_LARGEST, exact)
+        limited = tl.where(limited < -FLOAT8_LARGEST, -FLOAT8_LARGEST, limited)
+        if CACHE == 1:
+            stored = limited.to(kv_cache.dtype.element_ty)
+        else:
+            stored = _encode_float8(limited)
+    return stored
 
 
 @triton.jit
 def _from_cache(stored, query, CACHE: tl.constexpr):
     """Cached values in the queries' dtype."""
-    if CACHE == 0:
-        return stored
+    values = stored
     if CACHE == 2:
-        stored = _decode_float8(stored)
-    return stored.to(query.dtype.element_ty)
+        values = _decode_float8(stored)
+    return values.to(query.dtype.element_ty)
 
 
 @triton.jit(do_not_specialize=["num_seqs"])
@@ -233,7 +244,7 @@ def attend(
             other=0.0,
         )
         keys = _from_cache(keys, query, CACHE)
-        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * SCALE
+        scores = _dot(queries, tl.trans(keys)) * SCALE
         if SOFTCAP > 0:
             # tanh(x) = 1 - 2 / (exp(2x) + 1), without loss at either end.
             grown = tl.exp2(scores * (2.0 * LOG2_E / SOFTCAP))
@@ -259,7 +270,7 @@ def attend(
             other=0.0,
         )
         values = _from_cache(values, query, CACHE)
-        weighted = tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        weighted = _dot(weights.to(values.dtype), values)
         sums = sums * shrink[:, None] + weighted
         top = new_top
 

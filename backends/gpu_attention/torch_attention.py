@@ -12,8 +12,9 @@ from octavo.backends.gpu_attention.shape import AttentionShape
 from octavo.backends.gpu_attention.tiles import choose_tile
 from octavo.graphs.errors import BackendError
 
-# What the interpreter plays: float8 in it is that of devices from 8.9 on.
-INTERPRETED_CAPABILITY = "8.9"
+# What the interpreter plays. Its own casts to float8 do not round as devices do; those that the
+# kernels spell out for devices before 8.9 do.
+INTERPRETED_CAPABILITY = "8.0"
 
 
 def paged_attention_(
@@ -52,8 +53,7 @@ def paged_attention_(
         num_seqs,
         max_blocks,
         **configuration.attend_constants(shape, tile, capability),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        **configuration.attend_options(tile),
     )
     return output
 
@@ -82,7 +82,7 @@ def write_to_cache(
         output,
         query_start_loc.shape[0] - 1,
         **configuration.write_constants(shape, capability),
-        num_warps=configuration.WRITE_WARPS,
+        **configuration.WRITE_OPTIONS,
     )
 
 
