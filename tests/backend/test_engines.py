@@ -22,6 +22,8 @@ import pytest
 from octavo.backends.base import Executable, StepInputs
 from octavo.graphs.errors import BackendError, BundleError, IncompatibleEngineError
 from octavo.runtime import LLM, SamplingParams
+from octavo.tools.comparison import compare
+from octavo.tools.greedy import GreedyDecoder
 from tests.backend.steps import BLOCK_SIZE, Sequence, pack, run_step
 from tests.backend.tiny_engines import NUM_BLOCKS, Logits, TinyEngine, TinyEngines
 from tests.parity.tiny_models import VOCAB_SIZE
@@ -439,6 +441,22 @@ def test_the_onnx_file_runs_without_the_kernels(tiny_engines: TinyEngines) -> No
     step = dataclasses.asdict(pack([(SEQUENCE, 49, 50)]))
     found, *_ = session.run(None, {**step, **caches})
     np.testing.assert_allclose(found, continued, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "model_type", ["llama", "qwen2", "qwen3", "gemma2", "gpt2", "phi3", "mixtral", "gpt_oss"]
+)
+def test_backends_agree_on_tokens_and_logits(tiny_engines: TinyEngines, model_type: str) -> None:
+    """The torch engine's greedy tokens are every other's, up to ties; logits within 1e-3."""
+    prompts = {str(len(s.tokens)): s.tokens.tolist() for s in (SEQUENCE, OTHER, THIRD)}
+    with GreedyDecoder(tiny_engines.get("torch", model_type).path, num_threads=1) as oracle:
+        for backend in ("inductor", "onnxruntime"):
+            path = tiny_engines.get(backend, model_type).path
+            with GreedyDecoder(path, num_threads=1) as other:
+                rows = compare(oracle, other, prompts, max_tokens=16, tie=1e-3)
+            for row in rows:
+                assert row.max_logit_difference <= 1e-3, (backend, row)
+                assert row.same_tokens, (backend, row)
 
 
 def test_backends_agree_on_greedy_tokens(tiny_engines: TinyEngines) -> None:
