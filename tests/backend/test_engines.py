@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+import psutil
 import pytest
 
 from octavo.backends.base import Executable, StepInputs
@@ -214,6 +215,24 @@ def test_running_before_a_cache_is_there(engine: TinyEngine) -> None:
     executable.close()
     with pytest.raises(BackendError, match="the engine is closed or has no cache"):
         whole(executable)
+
+
+def test_memory_comes_with_the_cache_and_goes_with_it(engine: TinyEngine) -> None:
+    """128 MiB of cache, twice; steps in between ask for nothing more."""
+    process = psutil.Process()
+    num_blocks = (128 << 20) // engine.manifest.cache_block_bytes
+    executable = engine.load()
+    whole(executable)
+    before = process.memory_info().rss
+    for _ in range(2):
+        executable.allocate_kv_cache(num_blocks)
+        for _ in range(3):
+            whole(executable, dataclasses.replace(SEQUENCE, blocks=range(4)))
+    grown = process.memory_info().rss - before
+    assert grown < 160 << 20, f"two caches of 128 MiB, one after the other, took {grown} bytes"
+    executable.close()
+    left = process.memory_info().rss - before
+    assert left < 32 << 20, f"{left} bytes are still held after close"
 
 
 Change = Callable[[StepInputs], StepInputs]
