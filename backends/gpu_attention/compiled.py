@@ -1,11 +1,16 @@
-"""From a shape to compiled kernels, with no GPU: Triton writes the code, its assembler the cubin."""
+"""From a shape to compiled kernels, with no GPU: by Triton and the assembler that it brings."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from octavo.backends.gpu_attention import configuration
-from octavo.backends.gpu_attention.configuration import ALIGNED_ARGUMENTS, ALIGNMENT, Constant, Option
+from octavo.backends.gpu_attention.configuration import (
+    ALIGNED_ARGUMENTS,
+    ALIGNMENT,
+    Constant,
+    Option,
+)
 from octavo.backends.gpu_attention.image import CompiledKernel, KernelImage
 from octavo.backends.gpu_attention.shape import AttentionShape
 from octavo.backends.gpu_attention.tiles import (
