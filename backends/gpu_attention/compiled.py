@@ -1,4 +1,4 @@
-"""From a shape to compiled kernels, with no GPU: Triton writes the code, its assembler the cubin."""
+"""From a shape to compiled kernels, with no GPU: by Triton and the assembler that it brings."""
 
 from __future__ import annotations
 

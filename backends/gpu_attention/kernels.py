@@ -18,7 +18,7 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
 @triton.jit
-def _dot(left, right):
+def _dot(left: tl.tensor, right: tl.tensor) -> tl.tensor:
     """The matrix product with float32 sums; float32 is multiplied as such, not as tf32."""
     if INTERPRETED:  # which would multiply bfloat16 by its bits
         left = left.to(tl.float32)
@@ -27,7 +27,7 @@ def _dot(left, right):
 
 
 @triton.jit
-def _encode_float8(values):
+def _encode_float8(values: tl.tensor) -> tl.tensor:
     """float8_e4m3fn bits of float32 values within +-448 or NaN, rounded to nearest even."""
     bits = values.to(tl.int32, bitcast=True)
     sign = (bits >> 24) & 0x80
@@ -43,7 +43,7 @@ def _encode_float8(values):
 
 
 @triton.jit
-def _decode_float8(codes):
+def _decode_float8(codes: tl.tensor) -> tl.tensor:
     """float16 values, exact, of float8_e4m3fn bits."""
     wide = codes.to(tl.int32)
     # float16 has the same fields with one exponent bit more and a bias that is larger by 8.
@@ -53,7 +53,7 @@ def _decode_float8(codes):
 
 
 @triton.jit
-def _to_cache(values, kv_cache, CACHE: tl.constexpr):
+def _to_cache(values: tl.tensor, kv_cache: tl.tensor, CACHE: tl.constexpr) -> tl.tensor:
     """Values as the cache holds them. CACHE: 0 the same dtype, 1 float8, 2 float8 bits as bytes."""
     stored = values
     if CACHE > 0:
@@ -62,13 +62,13 @@ def _to_cache(values, kv_cache, CACHE: tl.constexpr):
         limited = tl.where(limited < -FLOAT8_LARGEST, -FLOAT8_LARGEST, limited)
         if CACHE == 1:
             stored = limited.to(kv_cache.dtype.element_ty)
-        else:
+        if CACHE == 2:
             stored = _encode_float8(limited)
     return stored
 
 
 @triton.jit
-def _from_cache(stored, query, CACHE: tl.constexpr):
+def _from_cache(stored: tl.tensor, query: tl.tensor, CACHE: tl.constexpr) -> tl.tensor:
     """Cached values in the queries' dtype."""
     values = stored
     if CACHE == 2:
@@ -78,13 +78,13 @@ def _from_cache(stored, query, CACHE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_seqs"])
 def write_kv_cache(
-    key,  # T [T, KV_HEADS, KEY_SIZE]
-    value,  # T [T, KV_HEADS, VALUE_SIZE]
-    kv_cache,  # [N, 2, KV_HEADS, BLOCK_SIZE, ROW_SIZE]
-    slot_mapping,  # i32 [T]; -1 writes nothing
-    query_start_loc,  # i32 [B+1]
-    output,  # T [T, KV_HEADS * GROUP, VALUE_SIZE]
-    num_seqs,
+    key: tl.tensor,  # T [T, KV_HEADS, KEY_SIZE]
+    value: tl.tensor,  # T [T, KV_HEADS, VALUE_SIZE]
+    kv_cache: tl.tensor,  # [N, 2, KV_HEADS, BLOCK_SIZE, ROW_SIZE]
+    slot_mapping: tl.tensor,  # i32 [T]; -1 writes nothing
+    query_start_loc: tl.tensor,  # i32 [B+1]
+    output: tl.tensor,  # T [T, KV_HEADS * GROUP, VALUE_SIZE]
+    num_seqs: tl.tensor,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_PADDED: tl.constexpr,
@@ -95,7 +95,7 @@ def write_kv_cache(
     ROW_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     CACHE: tl.constexpr,
-):
+) -> None:
     """Grid (T, KV_HEADS): a token's key and value of one head go to its slot.
 
     Tokens behind the last sequence, which no program of `attend` owns, get zeros as output.
@@ -135,13 +135,17 @@ def write_kv_cache(
 
 
 @triton.jit
-def _first_tile(query_start_loc, sequence, TILE_TOKENS: tl.constexpr):
+def _first_tile(
+    query_start_loc: tl.tensor, sequence: tl.tensor, TILE_TOKENS: tl.constexpr
+) -> tl.tensor:
     """The first of a sequence's tiles: each has as many as it needs, or one more."""
     return tl.load(query_start_loc + sequence) // TILE_TOKENS + sequence
 
 
 @triton.jit
-def _sequence_of(query_start_loc, tile, num_seqs, TILE_TOKENS: tl.constexpr):
+def _sequence_of(
+    query_start_loc: tl.tensor, tile: tl.tensor, num_seqs: tl.tensor, TILE_TOKENS: tl.constexpr
+) -> tl.tensor:
     """The last sequence whose first tile is not behind `tile`, by bisection."""
     low = 0
     high = num_seqs
@@ -156,16 +160,16 @@ def _sequence_of(query_start_loc, tile, num_seqs, TILE_TOKENS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_seqs", "max_blocks"])
 def attend(
-    query,  # T [T, KV_HEADS * GROUP, KEY_SIZE]
-    kv_cache,  # [N, 2, KV_HEADS, BLOCK_SIZE, ROW_SIZE]
-    block_tables,  # i32 [B, M]
-    query_start_loc,  # i32 [B+1]
-    prefix_offsets,  # i32 [B]
-    sinks,  # f32 [KV_HEADS * GROUP], read only if SINKS
-    alibi_slopes,  # f32 [KV_HEADS * GROUP], read only if ALIBI
-    output,  # T [T, KV_HEADS * GROUP, VALUE_SIZE]
-    num_seqs,
-    max_blocks,
+    query: tl.tensor,  # T [T, KV_HEADS * GROUP, KEY_SIZE]
+    kv_cache: tl.tensor,  # [N, 2, KV_HEADS, BLOCK_SIZE, ROW_SIZE]
+    block_tables: tl.tensor,  # i32 [B, M]
+    query_start_loc: tl.tensor,  # i32 [B+1]
+    prefix_offsets: tl.tensor,  # i32 [B]
+    sinks: tl.tensor,  # f32 [KV_HEADS * GROUP], read only if SINKS
+    alibi_slopes: tl.tensor,  # f32 [KV_HEADS * GROUP], read only if ALIBI
+    output: tl.tensor,  # T [T, KV_HEADS * GROUP, VALUE_SIZE]
+    num_seqs: tl.tensor,
+    max_blocks: tl.tensor,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     KEY_SIZE: tl.constexpr,
@@ -186,7 +190,7 @@ def attend(
     TILE_TOKENS: tl.constexpr,
     TILE_HEADS: tl.constexpr,
     HEAD_TILES: tl.constexpr,
-):
+) -> None:
     """Grid (T // TILE_TOKENS + B, KV_HEADS * HEAD_TILES): programs without tokens return."""
     tile = tl.program_id(0)
     kv_head = tl.program_id(1) // HEAD_TILES

@@ -1,8 +1,9 @@
 """The tiles of the attention kernel for each compute capability, and which of them fit.
 
-No value here has been measured. They follow from arithmetic: `block_m` rows (tokens times query heads
-of one KV head) make decode's compute hide behind its reading of the cache, and the rest is the
-largest of a few sizes whose shared memory fits. Times on real devices should replace them.
+No value here has been measured. They follow from arithmetic: `block_m` rows (tokens times query
+heads of one KV head) are so few that decode's compute hides behind its reading of the cache, and
+the rest is the largest of a few sizes whose shared memory fits. Times on real devices should
+replace them.
 """
 
 from __future__ import annotations
