@@ -39,7 +39,9 @@ class Context:
     def enqueue(self, stream: int) -> None:
         self._log.errors.clear()
         if not self._context.execute_async_v3(stream):
-            raise BackendError(f"TensorRT failed in a step: {last_error(self._log)}")
+            # The first error is the cause, what follows says who gave up because of it.
+            cause = self._log.errors[0] if self._log.errors else last_error(self._log)
+            raise BackendError(f"TensorRT failed in a step: {cause}")
 
     def is_capturable(self, stream: int) -> bool:
         """Whether a step of the shapes set can be recorded; TensorRT-RTX alone may say no."""
@@ -59,7 +61,7 @@ class EngineContexts:
         self._log = make_log(trt)
         plugin.register(trt)
         self._runtime = trt.Runtime(self._log)
-        with plugin.kernels_of_plugins(kernels):
+        with plugin.surrounded(plugin.Surroundings(kernels, self._log.errors)):
             self._engine = self._deserialized(path)
         if self._engine is None:
             raise BackendError(

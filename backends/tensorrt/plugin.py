@@ -58,9 +58,17 @@ class Kernels(Protocol):
         """BackendError where the engine has none of that shape."""
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What the plugins of an engine share: its kernels, and where they say what failed."""
+
+    kernels: Kernels
+    errors: list[str]  # TensorRT keeps what Python raises to itself
+
+
 @dataclass
 class _Loading:
-    kernels: Kernels | None = None
+    surroundings: Surroundings | None = None
 
 
 _loading = _Loading()
@@ -68,14 +76,14 @@ _loading_lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def kernels_of_plugins(kernels: Kernels) -> Iterator[None]:
-    """Plugins that TensorRT makes meanwhile, which it does while it loads an engine, use these."""
+def surrounded(surroundings: Surroundings) -> Iterator[None]:
+    """For the plugins that TensorRT makes meanwhile, which it does while it loads an engine."""
     with _loading_lock:
-        _loading.kernels = kernels
+        _loading.surroundings = surroundings
         try:
             yield
         finally:
-            _loading.kernels = None
+            _loading.surroundings = None
 
 
 def register(trt: Any) -> None:
@@ -149,7 +157,7 @@ def _classes(trt: Any) -> tuple[Any, Any]:
     class PagedAttentionPlugin(
         trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV2, trt.IPluginV3OneRuntime
     ):
-        def __init__(self, attributes: Attributes, kernels: Kernels | None) -> None:
+        def __init__(self, attributes: Attributes, surroundings: Surroundings | None) -> None:
             trt.IPluginV3.__init__(self)
             trt.IPluginV3OneCore.__init__(self)
             trt.IPluginV3OneBuildV2.__init__(self)
@@ -159,7 +167,7 @@ def _classes(trt: Any) -> tuple[Any, Any]:
             self.plugin_namespace = NAMESPACE
             self.num_outputs = len(_OUTPUTS)
             self._attributes = attributes
-            self._kernels = kernels
+            self._surroundings = surroundings
             self._attention: Attention | None = None
 
         # --- core -------------------------------------------------------------------------------
@@ -168,7 +176,7 @@ def _classes(trt: Any) -> tuple[Any, Any]:
             return self
 
         def clone(self) -> Any:
-            return PagedAttentionPlugin(self._attributes, self._kernels)
+            return PagedAttentionPlugin(self._attributes, self._surroundings)
 
         # --- build ------------------------------------------------------------------------------
 
@@ -217,12 +225,13 @@ def _classes(trt: Any) -> tuple[Any, Any]:
             """There is one way only."""
 
         def on_shape_change(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-            if self._kernels is None:  # while it is built there is nothing to run
+            if self._surroundings is None:  # while it is built there is nothing to run
                 return
             dtype, cache_dtype = dtypes[inputs[QUERY].type], cache_dtypes[inputs[CACHE].type]
             dims = [tuple(description.dims) for description in inputs]
             shape = attention_shape(self._attributes, dims, dtype, cache_dtype)
-            self._attention = self._kernels.attention(shape)
+            with _noted(self._surroundings):
+                self._attention = self._surroundings.kernels.attention(shape)
 
         def attach_to_context(self, context: Any) -> Any:
             return self.clone()
@@ -248,7 +257,7 @@ def _classes(trt: Any) -> tuple[Any, Any]:
             workspace: int,
             stream: int,
         ) -> None:
-            if self._attention is None:
+            if self._attention is None or self._surroundings is None:
                 raise BackendError(f"the plugin {NAME} runs in an engine that Octavo loaded only")
             from octavo.backends.gpu_attention.launch import AttentionPointers
 
@@ -256,7 +265,8 @@ def _classes(trt: Any) -> tuple[Any, Any]:
             pointers = AttentionPointers(**given, output=int(output_addresses[ATTENTION]))
             num_seqs, max_blocks = inputs[BLOCK_TABLES].dims
             num_tokens = inputs[QUERY].dims[0]
-            self._attention.launch(pointers, num_tokens, num_seqs, max_blocks, int(stream))
+            with _noted(self._surroundings):
+                self._attention.launch(pointers, num_tokens, num_seqs, max_blocks, int(stream))
 
     class PagedAttentionCreator(trt.IPluginCreatorV3One):
         def __init__(self) -> None:
@@ -272,9 +282,18 @@ def _classes(trt: Any) -> tuple[Any, Any]:
             )
 
         def create_plugin(self, name: str, fields: Any, phase: Any) -> Any:
-            return PagedAttentionPlugin(attributes_of(fields), _loading.kernels)
+            return PagedAttentionPlugin(attributes_of(fields), _loading.surroundings)
 
     return PagedAttentionPlugin, PagedAttentionCreator
+
+
+@contextlib.contextmanager
+def _noted(surroundings: Surroundings) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        surroundings.errors.append(str(error))
+        raise
 
 
 def _field_type(trt: Any, attribute: Attribute) -> Any:

@@ -137,6 +137,6 @@ def test_tensorrt_builds_for_the_gpu_it_runs_on(machine: pytest.MonkeyPatch) -> 
 
 
 def test_a_machine_without_triton_cannot_build(machine: pytest.MonkeyPatch) -> None:
-    machine.setattr(backend_module.importlib.util, "find_spec", lambda _: None)
+    machine.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(BuildError, match="Triton, which compiles the attention kernel, is not"):
         TensorRtBackend(TENSORRT_RTX).require(KIND, 16)
