@@ -18,6 +18,7 @@ from octavo.backends.base import (
 )
 from octavo.backends.tensorrt.flavour import (
     DEFAULT_RTX_CAPABILITIES,
+    FIRST_FP8_CAPABILITY,
     RTX_CAPABILITIES,
     Flavour,
 )
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from octavo.backends.tensorrt.executable import TensorRtExecutable
     from octavo.graphs.program import CapturedProgram
     from octavo.graphs.spec import Device
+
+_FP8 = "float8_e4m3fn"
 
 
 class TensorRtBackend:
@@ -49,10 +52,10 @@ class TensorRtBackend:
                 f"the {self.name} backend builds weights of floats, not of {kind.quantization}: "
                 "leave --quantization out, or build for another backend"
             )
-        if kind.kv_cache_dtype != kind.dtype:
+        if kind.kv_cache_dtype not in (kind.dtype, _FP8):
             raise BuildError(
-                f"the {self.name} backend keeps the cache in the dtype of the weights, "
-                f"{kind.dtype}, not in {kind.kv_cache_dtype}: leave --kv-cache-dtype out"
+                f"the {self.name} backend keeps the cache in {kind.dtype}, as the weights, or in "
+                f"fp8, not in {kind.kv_cache_dtype}: leave --kv-cache-dtype out"
             )
         if self._flavour.version is None:
             raise BuildError(self._flavour.missing)
@@ -73,7 +76,7 @@ class TensorRtBackend:
                         f"{flavour.title} does not build for compute capability {capability}: "
                         f"choose from {', '.join(RTX_CAPABILITIES)}"
                     )
-            return tuple(dict.fromkeys(asked)) or DEFAULT_RTX_CAPABILITIES
+            return _with_fp8(kind, tuple(dict.fromkeys(asked)))
         here = cuda_devices.compute_capabilities()[:1]
         if not here:
             raise BuildError(
@@ -86,7 +89,7 @@ class TensorRtBackend:
                 f"and not for {', '.join(asked)}: leave --compute-capability out, or build with "
                 "--backend tensorrt_rtx"
             )
-        return here
+        return _with_fp8(kind, here)
 
     def supports(self, program: CapturedProgram) -> Report:
         """Names the nodes without ONNX lowering; `build` names those that TensorRT refuses."""
@@ -135,6 +138,24 @@ class TensorRtBackend:
         from octavo.backends.tensorrt.executable import TensorRtExecutable
 
         return TensorRtExecutable.load(bundle, manifest, self._flavour)
+
+
+def _with_fp8(kind: EngineKind, capabilities: tuple[str, ...]) -> tuple[str, ...]:
+    """Those asked for, or all; BuildError for one that has no FP8 where the cache is of it."""
+    if kind.kv_cache_dtype != _FP8:
+        return capabilities or DEFAULT_RTX_CAPABILITIES
+    for capability in capabilities:
+        if _number(capability) < _number(FIRST_FP8_CAPABILITY):
+            raise BuildError(
+                f"a GPU of compute capability {capability} has no fp8, which begins with "
+                f"{FIRST_FP8_CAPABILITY}: leave --kv-cache-dtype out"
+            )
+    first = _number(FIRST_FP8_CAPABILITY)
+    return capabilities or tuple(one for one in DEFAULT_RTX_CAPABILITIES if _number(one) >= first)
+
+
+def _number(capability: str) -> tuple[int, ...]:
+    return tuple(map(int, capability.split(".")))
 
 
 def _has_cuda_python() -> bool:

@@ -62,3 +62,4 @@ FLAVOURS = {flavour.name: flavour for flavour in (TENSORRT, TENSORRT_RTX)}
 RTX_CAPABILITIES = ("8.0", "8.6", "8.9", "12.0", "12.1")
 # Two binaries of the kernel, 8.0 and 12.0, would run on all of them; each gets its own tuning.
 DEFAULT_RTX_CAPABILITIES = ("8.0", "8.6", "8.9", "12.0")
+FIRST_FP8_CAPABILITY = "8.9"  # that converts to and from it
