@@ -22,7 +22,7 @@ from octavo.backends.tensorrt.flavour import (
     RTX_CAPABILITIES,
     Flavour,
 )
-from octavo.graphs.errors import BackendError, BuildError
+from octavo.graphs.errors import BuildError
 from octavo.graphs.ops.paged_attention import SCHEMA as PAGED_ATTENTION
 
 if TYPE_CHECKING:
@@ -126,13 +126,7 @@ class TensorRtBackend:
 
     def import_library(self) -> None:
         importlib.import_module("octavo.backends.tensorrt.executable")
-        try:
-            importlib.import_module(self._flavour.module)
-        except ImportError as error:
-            raise BackendError(
-                f"{self._flavour.title} is installed and cannot be imported ({error}): "
-                "install it again"
-            ) from error
+        self._flavour.load()
 
     def load(self, bundle: Path, manifest: Manifest, options: LoadOptions) -> TensorRtExecutable:
         from octavo.backends.tensorrt.executable import TensorRtExecutable

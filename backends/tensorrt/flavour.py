@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.metadata
 from dataclasses import dataclass
+from typing import Any
+
+from octavo.graphs.errors import BackendError
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,16 @@ class Flavour:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 return importlib.metadata.version(distribution)
         return None
+
+    def load(self) -> Any:
+        """The library itself; raises BackendError where it cannot be imported."""
+        try:
+            return importlib.import_module(self.module)
+        except ImportError as error:
+            raise BackendError(
+                f"{self.title} cannot be imported ({error}): install Octavo with its extra "
+                f"[{self.extra}] again"
+            ) from error
 
     @property
     def missing(self) -> str:

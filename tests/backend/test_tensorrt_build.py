@@ -371,6 +371,19 @@ def test_a_full_disk_is_the_reason_of_the_error(tmp_path: Path) -> None:
     assert raised.value.__cause__.errno == 28
 
 
+def test_a_library_that_cannot_be_imported_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tensorrt_rtx.py").write_text("raise ImportError('libcuda.so.1: no such file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BuildError) as raised:
+        run(one_node(tmp_path, "Relu"))
+    assert str(raised.value) == (
+        "TensorRT-RTX cannot be imported (libcuda.so.1: no such file): install Octavo with its "
+        "extra [tensorrt-rtx] again"
+    )
+
+
 def test_a_request_survives_its_file(tmp_path: Path) -> None:
     request = one_node(tmp_path, "Relu")
     request.write(tmp_path / "request.json")
