@@ -11,6 +11,7 @@ from octavo.backends.tensorrt import plugin
 from octavo.backends.tensorrt.flavour import Flavour
 from octavo.backends.tensorrt.library_log import Log, last_error, make_log
 from octavo.backends.tensorrt.step_shapes import Shape
+from octavo.backends.tensorrt.surroundings import Kernels, Surroundings, surrounded
 from octavo.graphs.errors import BackendError
 
 
@@ -56,12 +57,12 @@ class Context:
 class EngineContexts:
     """Makes the contexts of an engine, all of which compute in the same memory, one at a time."""
 
-    def __init__(self, trt: Any, flavour: Flavour, path: Path, kernels: plugin.Kernels) -> None:
+    def __init__(self, trt: Any, flavour: Flavour, path: Path, kernels: Kernels) -> None:
         self._trt, self._flavour = trt, flavour
         self._log = make_log(trt)
         plugin.register(trt)
         self._runtime = trt.Runtime(self._log)
-        with plugin.surrounded(plugin.Surroundings(kernels, self._log.errors)):
+        with surrounded(Surroundings(kernels, self._log.errors)):
             self._engine = self._deserialized(path)
         if self._engine is None:
             raise BackendError(

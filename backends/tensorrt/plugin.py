@@ -6,22 +6,24 @@ TensorRT or TensorRT-RTX, is loaded.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from octavo.backends.tensorrt.surroundings import (
+    Attention,
+    Surroundings,
+    noted,
+    surroundings_of_new_plugins,
+)
 from octavo.graphs.errors import BackendError
 from octavo.graphs.ops.paged_attention import SCHEMA
 from octavo.graphs.ops.schema import DOMAIN, Attribute
 
 if TYPE_CHECKING:
     from octavo.backends.gpu_attention import AttentionShape
-    from octavo.backends.gpu_attention.launch import AttentionPointers
 
 NAME = SCHEMA.onnx_name
 VERSION = "1"
@@ -38,72 +40,19 @@ _FIELD_DTYPES = {"int": np.int32, "float": np.float32}  # as the ONNX parser pas
 Attributes = dict[str, int | float]
 
 
-class Attention(Protocol):
-    """One compiled kernel, loaded."""
-
-    def launch(
-        self,
-        pointers: AttentionPointers,
-        num_tokens: int,
-        num_seqs: int,
-        max_blocks: int,
-        stream: int,
-    ) -> None: ...
-
-
-class Kernels(Protocol):
-    """The loaded kernels of one engine."""
-
-    def attention(self, shape: AttentionShape) -> Attention:
-        """BackendError where the engine has none of that shape."""
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What the plugins of an engine share: its kernels, and where they say what failed."""
-
-    kernels: Kernels
-    errors: list[str]  # TensorRT keeps what Python raises to itself
-
-
-@dataclass
-class _Loading:
-    surroundings: Surroundings | None = None
-
-
-_loading = _Loading()
-_loading_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def surrounded(surroundings: Surroundings) -> Iterator[None]:
-    """For the plugins that TensorRT makes meanwhile, which it does while it loads an engine."""
-    with _loading_lock:
-        _loading.surroundings = surroundings
-        try:
-            yield
-        finally:
-            _loading.surroundings = None
-
-
-def register(trt: Any) -> None:
-    """Makes the plugin known to the library `trt`, once in a process."""
-    _register(trt)
+_registered: list[Any] = []  # creators, which TensorRT does not keep alive
 
 
 @functools.cache
-def _register(trt: Any) -> None:
+def register(trt: Any) -> None:
+    """Makes the plugin known to the library `trt`, once in a process."""
     creator = _classes(trt)[1]()
-    registry = trt.get_plugin_registry()
-    if not registry.register_creator(creator, NAMESPACE):
+    if not trt.get_plugin_registry().register_creator(creator, NAMESPACE):
         raise BackendError(
             f"{trt.__name__} did not take the plugin {NAMESPACE}::{NAME} version {VERSION}: "
             "another one of that name is registered"
         )
-    _KEPT.append(creator)  # TensorRT does not
-
-
-_KEPT: list[Any] = []
+    _registered.append(creator)
 
 
 def attributes_of(fields: Any) -> Attributes:
@@ -230,7 +179,7 @@ def _classes(trt: Any) -> tuple[Any, Any]:
             dtype, cache_dtype = dtypes[inputs[QUERY].type], cache_dtypes[inputs[CACHE].type]
             dims = [tuple(description.dims) for description in inputs]
             shape = attention_shape(self._attributes, dims, dtype, cache_dtype)
-            with _noted(self._surroundings):
+            with noted(self._surroundings):
                 self._attention = self._surroundings.kernels.attention(shape)
 
         def attach_to_context(self, context: Any) -> Any:
@@ -265,7 +214,7 @@ def _classes(trt: Any) -> tuple[Any, Any]:
             pointers = AttentionPointers(**given, output=int(output_addresses[ATTENTION]))
             num_seqs, max_blocks = inputs[BLOCK_TABLES].dims
             num_tokens = inputs[QUERY].dims[0]
-            with _noted(self._surroundings):
+            with noted(self._surroundings):
                 self._attention.launch(pointers, num_tokens, num_seqs, max_blocks, int(stream))
 
     class PagedAttentionCreator(trt.IPluginCreatorV3One):
@@ -282,18 +231,9 @@ def _classes(trt: Any) -> tuple[Any, Any]:
             )
 
         def create_plugin(self, name: str, fields: Any, phase: Any) -> Any:
-            return PagedAttentionPlugin(attributes_of(fields), _loading.surroundings)
+            return PagedAttentionPlugin(attributes_of(fields), surroundings_of_new_plugins())
 
     return PagedAttentionPlugin, PagedAttentionCreator
-
-
-@contextlib.contextmanager
-def _noted(surroundings: Surroundings) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        surroundings.errors.append(str(error))
-        raise
 
 
 def _field_type(trt: Any, attribute: Attribute) -> Any:
