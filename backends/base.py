@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,10 @@ if TYPE_CHECKING:  # pydantic and torch stay off the import path of `octavo.runt
 
 Int32Array = NDArray[np.int32]
 Float32Array = NDArray[np.float32]
+
+
+# How far Octavo's own tests have gone with a backend on a device.
+Tested = Literal["run", "built", "simulated"]
 
 
 @dataclass(frozen=True)
@@ -169,13 +173,21 @@ class Executable(Protocol):
 class Backend(Protocol):
     name: str
     devices: tuple[Device, ...]  # the first is what it builds for where none is asked for
+    libraries: tuple[str, ...]  # distributions that it runs engines with; of alternatives, any
+    tested: Mapping[Device, Tested]
 
     def operators(self, kind: EngineKind) -> frozenset[str]:
         """Octavo's operators with kernels of their own, by torch name; the compiler keeps others
         out."""
 
     def require(self, kind: EngineKind, block_size: int) -> None:
-        """Raises BuildError for what this backend cannot build, before any work is done."""
+        """Raises BuildError for what this backend cannot build on any machine."""
+
+    def can_build(self, kind: EngineKind) -> Compatibility:
+        """Whether this machine has what building takes beyond PyTorch; imports nothing heavy."""
+
+    def can_run(self, device: Device) -> Compatibility:
+        """Whether this machine has what engines for `device` take; imports nothing heavy."""
 
     def supports(self, program: CapturedProgram) -> Report:
         """Names every node that cannot be run."""
@@ -190,7 +202,7 @@ class Backend(Protocol):
         """
 
     def check(self, manifest: Manifest) -> Compatibility:
-        """Compares an engine's target and versions with this machine; imports nothing heavy."""
+        """`can_run`, and the engine's target and versions; imports nothing heavy."""
 
     def import_library(self) -> None:
         """Imports what `load` needs: afterwards, `load` is mostly outside the interpreter."""

@@ -34,8 +34,8 @@ def check_device() -> Compatibility:
     if compute_capabilities():
         return Compatibility()
     return Compatibility(
-        "the engine was built for CUDA and no CUDA device is visible here: run it on a machine "
-        "with an NVIDIA GPU and its driver, or build it with --device cpu"
+        "no CUDA device is visible here: use a machine with an NVIDIA GPU and its driver, or build "
+        "an engine for the CPU"
     )
 
 

@@ -23,7 +23,7 @@ CHUNK_BYTES = 64 << 20
 DEFAULT_MAX_DRAFT_TOKENS = 16
 MOST_DRAFT_TOKENS = 32
 
-KvLayout = Literal["reference", "k_transposed"]
+KvLayout = Literal["reference", "k_transposed", "split_nhd"]
 
 
 class Limits(Frozen):

@@ -8,11 +8,13 @@ from octavo.backends.base import Backend
 from octavo.graphs.errors import BackendError
 
 _MODULES = {
+    "inductor": "octavo.backends.inductor",
     "null": "octavo.backends.null",
     "onnxruntime": "octavo.backends.onnxruntime",
     "tensorrt": "octavo.backends.tensorrt",
     "tensorrt_rtx": "octavo.backends.tensorrt.rtx",
     "torch": "octavo.backends.torch",
+    "torch_tensorrt": "octavo.backends.torch_tensorrt",
 }
 
 
@@ -25,10 +27,15 @@ def get(name: str) -> Backend:
     if name not in _MODULES:
         raise BackendError(f"there is no backend {name!r}: choose one of {', '.join(names())}")
     try:
-        module = importlib.import_module(_MODULES[name])
-    except ImportError as error:
+        backend: Backend = importlib.import_module(_MODULES[name]).BACKEND
+    except (Exception, SystemExit) as error:  # a broken library may raise anything
         raise BackendError(
-            f"the backend {name!r} cannot be used, {error}: install its extra of `octavo`"
+            f"the backend {name!r} cannot be used, its import failed with "
+            f"{_first_line(error)}: install its extra of `octavo` again"
         ) from error
-    backend: Backend = module.BACKEND
     return backend
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

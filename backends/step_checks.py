@@ -29,23 +29,19 @@ def check_step(inputs: StepInputs, manifest: Manifest, num_blocks: int) -> None:
     wrong numbers, and check themselves what would read or write outside their memory.
     """
     counts = np.diff(inputs.query_start_loc)
-    _check_shapes(inputs, counts, manifest.spec.vocab_size, manifest.profiles)
+    _check_contents(inputs, counts, manifest.spec.vocab_size, manifest.profiles)
     _check_addresses(inputs, counts, manifest.limits, num_blocks)
 
 
-def _check_shapes(
-    inputs: StepInputs,
-    counts: NDArray[np.int32],
-    vocab_size: int,
-    profiles: tuple[Profile, ...],
-) -> None:
-    num_tokens, (num_seqs, width) = len(inputs.token_ids), inputs.block_tables.shape
+def check_shapes(inputs: StepInputs) -> dict[str, int]:
+    """The size of every symbolic dimension; BackendError where dtypes or shapes do not agree."""
     for binding in bindings.STEP_INPUTS:
         array = getattr(inputs, binding.name)
         if array.dtype != np.int32 or not array.flags.c_contiguous:
             raise BackendError(f"{binding.name} is not a contiguous int32 array")
+    num_seqs, width = inputs.block_tables.shape
     sizes = {
-        bindings.TOKENS: num_tokens,
+        bindings.TOKENS: len(inputs.token_ids),
         bindings.SEQUENCES: num_seqs,
         bindings.SEQUENCES_PLUS_ONE: num_seqs + 1,
         bindings.BLOCKS_PER_SEQUENCE: width,
@@ -55,6 +51,17 @@ def _check_shapes(
         shape = getattr(inputs, binding.name).shape
         if shape != tuple(sizes[str(dim)] for dim in binding.shape):
             raise BackendError(f"{binding.name} has shape {shape}, sizes are {sizes}")
+    return sizes
+
+
+def _check_contents(
+    inputs: StepInputs,
+    counts: NDArray[np.int32],
+    vocab_size: int,
+    profiles: tuple[Profile, ...],
+) -> None:
+    sizes = check_shapes(inputs)
+    num_tokens = sizes[bindings.TOKENS]
     if not any(_admits(profile, sizes) for profile in profiles):
         raise BackendError(f"no profile of the engine admits a step of sizes {sizes}")
     starts = inputs.query_start_loc

@@ -58,7 +58,11 @@ def build_engine(config: BuildConfig, observer: StageObserver | None = None) -> 
     output = config.output.expanduser()
     require_replaceable(output)
     backend = registry.get(config.backend)
-    backend.require(config.kind(backend.devices), config.block_size)
+    kind = config.kind(backend.devices)
+    backend.require(kind, config.block_size)
+    ready = backend.can_build(kind)
+    if not ready.ok:
+        raise BuildError(f"the {backend.name} backend cannot build here: {ready.reason}")
     opened = _opened(config, stages)
     if config.use_cache:
         with stages.stage("cache") as stage:

@@ -20,8 +20,8 @@ from octavo.graphs.errors import IncompatibleEngineError, RequestError
 class Continuation:
     """What greedy decoding made of one prompt."""
 
-    prompt_logits: Float32Array  # [V], of the prompt's last position
     token_ids: tuple[int, ...]  # ends with an end-of-text token or at the length asked for
+    logits: Float32Array  # [len(token_ids), V], those each token was chosen from
 
 
 class GreedyDecoder:
@@ -63,22 +63,26 @@ class GreedyDecoder:
                 f"a prompt of {len(prompt)} tokens and {max_tokens} to generate exceed the "
                 f"engine's max_model_len of {limits.max_model_len}: shorten one of them"
             )
-        logits = self._prefill(prompt)
-        prompt_logits, tokens = logits, [self._best(logits)]
+        rows = [self._prefill(prompt)]
+        tokens = [self._best(rows[0])]
         while len(tokens) < max_tokens and tokens[-1] not in spec.eos_token_ids:
-            logits = self._step(tokens[-1:], len(prompt) + len(tokens) - 1)
-            tokens.append(self._best(logits))
-        return Continuation(prompt_logits, tuple(tokens))
+            rows.append(self._step(tokens[-1:], len(prompt) + len(tokens) - 1))
+            tokens.append(self._best(rows[-1]))
+        return Continuation(tuple(tokens), np.stack(rows))
 
-    def predict(self, prompt: list[int], token_ids: Sequence[int]) -> list[int]:
-        """The token that greedy decoding would choose in the place of each of `token_ids`.
+    def follow(self, prompt: list[int], token_ids: Sequence[int]) -> Float32Array:
+        """Logits [len(token_ids), V] in the place of each of `token_ids`.
 
         Each follows the prompt and those before it, whatever would have been chosen there.
         """
-        predicted = [self._best(self._prefill(prompt))]
+        rows = [self._prefill(prompt)]
         for index, token in enumerate(token_ids[:-1]):
-            predicted.append(self._best(self._step([token], len(prompt) + index)))
-        return predicted
+            rows.append(self._step([token], len(prompt) + index))
+        return np.stack(rows)
+
+    def predict(self, prompt: list[int], token_ids: Sequence[int]) -> list[int]:
+        """The token that greedy decoding would choose in the place of each of `token_ids`."""
+        return [self._best(row) for row in self.follow(prompt, token_ids)]
 
     def _prefill(self, prompt: list[int]) -> Float32Array:
         """Logits [V] of the prompt's last position."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from octavo.tools.backends import backends
 from octavo.tools.bench.command import app as bench
 from octavo.tools.chat import chat
 from octavo.tools.console import application
+from octavo.tools.diff import diff
 from octavo.tools.generate import generate
 from octavo.tools.inspect_engine import inspect
 from octavo.tools.options import GroupedCommand
@@ -16,6 +18,8 @@ app.command(cls=GroupedCommand)(generate)
 app.command(cls=GroupedCommand)(chat)
 app.command()(inspect)
 app.command()(verify)
+app.command()(diff)
+app.command()(backends)
 app.command("train-drafter")(train_drafter)
 app.add_typer(bench, name="bench")
 

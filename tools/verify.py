@@ -16,22 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from octavo.graphs.errors import RequestError
 from octavo.tools import console
+from octavo.tools.comparison import TIE
 
 if TYPE_CHECKING:
     from octavo.backends.base import Float32Array
-    from octavo.backends.manifest import Manifest
     from octavo.graphs.spec import ModelSpec
     from octavo.tools.greedy import Continuation
-
-PROMPTS = (
-    "The capital of France is",
-    "def fibonacci(n):\n    ",
-    "Once upon a time, in a land far away, there lived",
-)
-# Two tokens whose logits in the reference lie closer than this are a tie: either may come first.
-TIE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -85,10 +76,11 @@ def verify(
 ) -> None:
     """Compare an engine with its checkpoint; exit with 1 where they differ."""
     from octavo.tools.greedy import GreedyDecoder
+    from octavo.tools.sample_prompts import tokenized
 
     with GreedyDecoder(engine) as decoder:
         manifest = decoder.manifest
-        prompts = _tokenize(engine, manifest, prompt)
+        prompts = tokenized(engine, manifest, prompt)
         ours = [decoder.decode(ids, max_tokens) for ids in prompts.values()]
         theirs = _references(model, manifest.spec, list(prompts.values()), max_tokens)
         if manifest.quantization == "none" and manifest.kv_cache_dtype != "int8":
@@ -145,27 +137,6 @@ def _verify_agreement(
     return passed
 
 
-def _tokenize(engine: Path, manifest: Manifest, given: list[str] | None) -> dict[str, list[int]]:
-    """Token ids by prompt; random ids for a model without a tokenizer."""
-    from octavo.runtime.text.tokenizer import Tokenizer
-
-    tokenizer = Tokenizer.from_bundle(engine, manifest.spec)
-    if tokenizer is not None:
-        return {text: tokenizer.encode(text) for text in given or PROMPTS}
-    if given:
-        raise RequestError(
-            f"{engine} has no tokenizer: leave out --prompt and random token ids are compared"
-        )
-    generator = np.random.default_rng(0)
-    lengths = [n for n in (1, 7, 31) if n < manifest.limits.max_model_len]
-    return {
-        f"{length} random tokens": generator.integers(
-            manifest.spec.sampled_vocab_size, size=length
-        ).tolist()
-        for length in lengths
-    }
-
-
 def _references(
     model: str, spec: ModelSpec, prompts: list[list[int]], max_tokens: int
 ) -> list[Reference]:
@@ -206,7 +177,7 @@ def _compare(
     theirs: Reference,
     tolerance: float,
 ) -> Comparison:
-    difference = float(np.abs(ours.prompt_logits - theirs.logits[0]).max())
+    difference = float(np.abs(ours.logits[0] - theirs.logits[0]).max())
     length = max(len(ours.token_ids), len(theirs.token_ids))
     equal = 0
     for mine, other in zip(ours.token_ids, theirs.token_ids, strict=False):

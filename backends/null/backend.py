@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from octavo.backends.base import (
     EngineKind,
     LoadOptions,
     Report,
+    Tested,
 )
 from octavo.backends.null.executable import NullExecutable
 from octavo.backends.step_checks import no_acceptance_graph
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 class NullBackend:
     name = "null"
     devices: tuple[Device, ...] = ("cpu",)
+    libraries = ()
+    tested: Mapping[Device, Tested] = {"cpu": "run"}
 
     def operators(self, kind: EngineKind) -> frozenset[str]:
         return frozenset()
@@ -38,6 +42,12 @@ class NullBackend:
 
     def require(self, kind: EngineKind, block_size: int) -> None:
         """Nothing is computed, so every option is supported."""
+
+    def can_build(self, kind: EngineKind) -> Compatibility:
+        return Compatibility()
+
+    def can_run(self, device: Device) -> Compatibility:
+        return Compatibility()
 
     def build(self, program: CapturedProgram, options: BuildOptions, staging: Path) -> BuiltFiles:
         from octavo.backends.manifest import Target

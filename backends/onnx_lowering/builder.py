@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnx_ir import tensor_adapters
 
 from octavo.graphs.ops.linear import PANEL
+from octavo.graphs.ops.linear_torch import packed as panels_of
 
 IR_VERSION = 10
 OPSET_VERSION = 21
@@ -95,7 +96,7 @@ class GraphBuilder:
             panels, name = -(-rows.shape[0] // PANEL), f"{weight.name}.packed"
             shape = (panels, rows.shape[1], PANEL)
             lazy = ir.LazyTensor(
-                lambda: tensor_adapters.TorchTensor(_panels(rows), name=name),
+                lambda: tensor_adapters.TorchTensor(panels_of(rows), name=name),
                 dtype=ir.DataType.FLOAT,
                 shape=ir.Shape(shape),
                 name=name,
@@ -112,10 +113,3 @@ class GraphBuilder:
         )
         self.initializers.append(value)
         return value
-
-
-def _panels(rows: torch.Tensor) -> torch.Tensor:
-    """[N, K] -> [ceil(N / PANEL), K, PANEL], padded with zeros."""
-    padding = -rows.shape[0] % PANEL
-    padded = torch.nn.functional.pad(rows, (0, 0, 0, padding))
-    return padded.view(-1, PANEL, rows.shape[1]).transpose(1, 2).contiguous()

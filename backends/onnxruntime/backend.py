@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,97 +15,74 @@ from octavo.backends.base import (
     EngineKind,
     LoadOptions,
     Report,
+    Tested,
 )
-from octavo.graphs.errors import BackendError, BuildError
-from octavo.graphs.ops.activation import ACTIVATE, ACTIVATE_QUANTIZE
-from octavo.graphs.ops.fused_paged_attention import INT8_SCHEMA as FUSED_ATTENTION_INT8
-from octavo.graphs.ops.fused_paged_attention import SCHEMA as FUSED_ATTENTION
-from octavo.graphs.ops.linear import LINEAR_RESIDUAL
-from octavo.graphs.ops.norm import NORM, NORM_QUANTIZE
-from octavo.graphs.ops.quantization import SCHEMA as QUANTIZE
-from octavo.graphs.ops.quantized_linear import SCHEMA as QUANTIZED_LINEAR
+from octavo.backends.libraries import version_of
+from octavo.backends.onnxruntime.device_cpu import CpuSupport
+from octavo.backends.onnxruntime.device_cuda import CudaSupport
+from octavo.backends.onnxruntime.files import ACCEPT_FILE, MODEL_FILE, weights_file
+from octavo.graphs.errors import BackendError
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from octavo.backends.manifest import Manifest
+    from octavo.backends.onnxruntime.device import DeviceSupport
     from octavo.backends.onnxruntime.executable import OnnxRuntimeExecutable
     from octavo.graphs.program import CapturedProgram
     from octavo.graphs.spec import Device
 
-MODEL_FILE = "model.onnx"
-WEIGHTS_FILE = "model.onnx.data"
-ACCEPT_FILE = "accept.onnx"
-# The kernels keep a block's keys in columns of 16.
-_BLOCK_SIZE_MULTIPLE = 16
 # Aligned weights can be mapped; a page is enough for every processor.
 _WEIGHT_ALIGNMENT = 4096
-# The first release whose custom-op interface has what the native kernels call.
-_MINIMUM_VERSION = (1, 31)
 
-
-_CPU_OPERATORS = frozenset(
-    schema.name
-    for schema in (
-        ACTIVATE,
-        ACTIVATE_QUANTIZE,
-        FUSED_ATTENTION,
-        FUSED_ATTENTION_INT8,
-        LINEAR_RESIDUAL,
-        NORM,
-        NORM_QUANTIZE,
-        QUANTIZE,
-        QUANTIZED_LINEAR,
-    )
-)
+_DEVICES: dict[Device, DeviceSupport] = {"cpu": CpuSupport(), "cuda": CudaSupport()}
 
 
 class OnnxRuntimeBackend:
     name = "onnxruntime"
-    devices: tuple[Device, ...] = ("cpu",)
+    devices: tuple[Device, ...] = tuple(_DEVICES)
+    libraries = ("onnxruntime", "onnxruntime-gpu")
+    tested: Mapping[Device, Tested] = {"cpu": "run", "cuda": "simulated"}
 
     def operators(self, kind: EngineKind) -> frozenset[str]:
-        return _CPU_OPERATORS
+        return _DEVICES[kind.device].operators()
 
     def require(self, kind: EngineKind, block_size: int) -> None:
-        if kind.dtype != "float32":
-            raise BuildError(
-                f"the onnxruntime backend computes in float32 on a CPU, not in {kind.dtype}: "
-                "build with --dtype float32"
-            )
-        if block_size % _BLOCK_SIZE_MULTIPLE:
-            raise BuildError(
-                f"block_size {block_size} is not a multiple of "
-                f"{_BLOCK_SIZE_MULTIPLE}, which the attention kernel needs: build with "
-                f"--block-size {_BLOCK_SIZE_MULTIPLE}"
-            )
+        _DEVICES[kind.device].require(kind, block_size)
+
+    def can_build(self, kind: EngineKind) -> Compatibility:
+        if version_of("onnx-ir") is None:
+            return Compatibility("onnx-ir is not installed: install Octavo with its extra [build]")
+        return Compatibility()
+
+    def can_run(self, device: Device) -> Compatibility:
+        return _DEVICES[device].check()
 
     def supports(self, program: CapturedProgram) -> Report:
-        """Names the nodes without ONNX lowering."""
+        """Names the nodes without ONNX lowering, and attention that its kernel cannot run."""
         from octavo.backends.onnx_lowering import supports
+        from octavo.backends.onnxruntime.attention_support import device_of
 
-        return supports(program)
+        attention = _DEVICES[device_of(program)].supports(program)
+        return Report(supports(program).unsupported + attention.unsupported)
 
     def build(self, program: CapturedProgram, options: BuildOptions, staging: Path) -> BuiltFiles:
-        """Writes `model.onnx` and its weights; the cache keeps a block's keys transposed."""
+        """Writes `model.onnx` and its weights, and what else the device needs."""
         import onnx_ir as ir
 
         from octavo.backends.manifest import Target
-        from octavo.backends.onnx_lowering import Layouts, to_onnx
 
-        model = to_onnx(program, Layouts(k_transposed=True, packed_linear=True))
-        ir.save(
-            model,
-            staging / MODEL_FILE,
-            external_data=WEIGHTS_FILE,
-            alignment=_WEIGHT_ALIGNMENT,
-        )
-        files = [name for name in (MODEL_FILE, WEIGHTS_FILE) if (staging / name).exists()]
+        device = _DEVICES[options.device]
+        files: list[str] = []
+        for name, model in device.lower(program, options).items():
+            weights = weights_file(name) if model.graph.initializers else None
+            ir.save(model, staging / name, external_data=weights, alignment=_WEIGHT_ALIGNMENT)
+            files += [name, *([weights] if weights else [])]
         return BuiltFiles(
             files=tuple(files),
-            target=Target(architecture=host.architecture()),
-            kv_layout="k_transposed",
-            versions={"onnx_ir": importlib.metadata.version("onnx-ir")},
+            target=Target(architecture=device.architecture(), device=options.device),
+            kv_layout=device.kv_layout,
+            versions={"onnx_ir": version_of("onnx-ir") or "unknown"},
             backend_data={"model": MODEL_FILE},
         )
 
@@ -119,26 +96,14 @@ class OnnxRuntimeBackend:
         return ACCEPT_FILE
 
     def check(self, manifest: Manifest) -> Compatibility:
-        try:
-            version = importlib.metadata.version("onnxruntime")
-        except importlib.metadata.PackageNotFoundError:
-            return Compatibility(
-                "onnxruntime is not installed: install Octavo with its extra [cpu]"
-            )
-        if tuple(int(part) for part in version.split(".")[:2]) < _MINIMUM_VERSION:
-            needed = ".".join(map(str, _MINIMUM_VERSION))
-            return Compatibility(
-                f"onnxruntime {version} is older than {needed}, which the kernels need: upgrade it"
-            )
-        return host.check_target(manifest.target)
+        compatibility = self.can_run(manifest.target.device)
+        return host.check_target(manifest.target) if compatibility.ok else compatibility
 
     def import_library(self) -> None:
         importlib.import_module("octavo.backends.onnxruntime.executable")
 
     def load(self, bundle: Path, manifest: Manifest, options: LoadOptions) -> OnnxRuntimeExecutable:
-        from octavo.backends.onnxruntime.executable import OnnxRuntimeExecutable
-
         model = bundle / str(manifest.backend_data.get("model", MODEL_FILE))
         if not model.is_file():
             raise BackendError(f"{model} is missing: copy or build the engine again")
-        return OnnxRuntimeExecutable(model, manifest, options)
+        return _DEVICES[manifest.target.device].load(model, manifest, options)

@@ -1,9 +1,8 @@
-"""A loaded ONNX Runtime engine: one session, the caches bound in place."""
+"""A loaded ONNX Runtime engine: one session whose caches are bound in place."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +10,15 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from octavo.backends import kernels
 from octavo.backends.base import (
     AcceptInputs,
     Float32Array,
     Int32Array,
-    LoadOptions,
     StepInputs,
     StepOutputs,
 )
-from octavo.backends.page_in import PageIn
+from octavo.backends.host_caches import no_cache
+from octavo.backends.onnxruntime.sessions import bind_array, open_on_cpu
 from octavo.backends.step_checks import no_acceptance_graph
 from octavo.graphs import bindings
 from octavo.graphs.bindings import Binding
@@ -29,17 +27,24 @@ from octavo.graphs.ops.accept import SCHEMA as ACCEPT
 
 if TYPE_CHECKING:
     from octavo.backends.manifest import Manifest
+    from octavo.backends.onnxruntime.cache_memory import CacheMemory
 
 
 class OnnxRuntimeExecutable:
-    """Weights are mapped from the file; logits are written to one buffer that is used again."""
+    """What engines on every device share: steps come from host memory and go back to it.
 
-    def __init__(self, model: Path, manifest: Manifest, options: LoadOptions) -> None:
+    Logits are written to one buffer that is used again.
+    """
+
+    def __init__(
+        self, model: Path, manifest: Manifest, session: ort.InferenceSession, caches: CacheMemory
+    ) -> None:
         self._manifest = manifest
         self._bundle = model.parent
+        self._session: ort.InferenceSession | None = session
+        self._binding = session.io_binding()
+        self._caches = caches
         self._accept: ort.InferenceSession | None = None  # until it is needed
-        self._session: ort.InferenceSession | None = _session(model, options)
-        self._binding = self._session.io_binding()
         layers = manifest.spec.kv_cache_bindings(
             manifest.limits.block_size, manifest.kv_cache_dtype
         )
@@ -50,9 +55,6 @@ class OnnxRuntimeExecutable:
             binding.name: np.empty((0, int(binding.shape[1])), np.float32)
             for binding in manifest.spec.output_bindings
         }
-        self._caches: list[ort.OrtValue] = []
-        self._cache_arrays: list[NDArray[Any]] = []  # the memory of `_caches`
-        self._page_in: PageIn | None = None
         self._bound: StepInputs | None = None
         self._outputs = StepOutputs(self._buffers[bindings.LOGITS_NAME])
 
@@ -60,29 +62,19 @@ class OnnxRuntimeExecutable:
         if self._session is None:
             raise BackendError("the engine is closed: load it again")
         self._free_caches()  # before the new ones are made
-        for binding in self._cache_bindings:
-            sizes = [int(size) for size in binding.shape[1:]]
-            array = np.zeros((num_blocks, *sizes), np.dtype(binding.dtype))
-            cache = ort.OrtValue.ortvalue_from_numpy(array)
-            self._binding.bind_ortvalue_input(binding.name, cache)
-            self._binding.bind_ortvalue_output(bindings.cache_output_name(binding.name), cache)
-            self._caches.append(cache)
-            self._cache_arrays.append(array)
-        self._page_in = PageIn(self._cache_arrays)
+        self._caches.allocate(num_blocks, self._binding)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        if not self._cache_arrays:
-            raise BackendError("the engine is closed or has no cache: call allocate_kv_cache first")
-        for array in self._cache_arrays:
-            for source, destination in copies:
-                array[destination] = array[source]
+        if not self._caches.num_blocks:
+            raise no_cache()
+        self._caches.copy_blocks(copies)
 
     def run(self, inputs: StepInputs) -> StepOutputs:
-        if self._session is None or len(self._caches) < len(self._cache_bindings):
-            raise BackendError("the engine is closed or has no cache: call allocate_kv_cache first")
+        if self._session is None or (self._cache_bindings and not self._caches.num_blocks):
+            raise no_cache()
+        self._check(inputs)
         try:
-            if inputs is not self._bound:
-                self._bind(inputs)
+            self._prepare(inputs)
             self._session.run_with_iobinding(self._binding)
         except Exception as error:
             raise BackendError(f"ONNX Runtime failed in a step: {error}") from error
@@ -94,7 +86,7 @@ class OnnxRuntimeExecutable:
             if name is None:
                 raise no_acceptance_graph()
             # One node on one thread: a second pool would spin against the first.
-            self._accept = _session(self._bundle / name, LoadOptions(num_threads=1))
+            self._accept = open_on_cpu(self._bundle / name, num_threads=1)
         operands = {one.name: getattr(inputs, one.name) for one in ACCEPT.inputs}
         try:
             (tokens,) = self._accept.run(None, operands)
@@ -103,33 +95,41 @@ class OnnxRuntimeExecutable:
         found: Int32Array = tokens
         return found
 
+    def close(self) -> None:
+        self._free_caches()
+        self._session = self._accept = None
+
+    def _check(self, inputs: StepInputs) -> None:
+        """Raises BackendError for a step that the device would read or write out of bounds in."""
+
+    def _prepare(self, inputs: StepInputs) -> None:
+        """Binds the memory that a step reads and writes."""
+        raise NotImplementedError
+
+    def _arrays(self, inputs: StepInputs) -> Iterator[tuple[str, NDArray[Any]]]:
+        """The graph's inputs by name, but for the caches."""
+        for name in self._input_names:
+            yield name, getattr(inputs, name)
+
     def _bind(self, inputs: StepInputs) -> None:
         """Binds the step's memory. The object is kept, so it tells that nothing else is bound."""
         self._bound = None
-        for name in self._input_names:
-            _bind_array(self._binding.bind_input, name, getattr(inputs, name))
+        for name, array in self._arrays(inputs):
+            bind_array(self._binding.bind_input, name, array)
         outputs = {
             binding.name: self._buffer(binding.name, self._num_rows(binding, inputs))
             for binding in self._manifest.spec.output_bindings
         }
         for name, array in outputs.items():
-            _bind_array(self._binding.bind_output, name, array)
+            bind_array(self._binding.bind_output, name, array)
         self._outputs = StepOutputs(**outputs)
         self._bound = inputs
 
-    def close(self) -> None:
-        self._free_caches()
-        self._session = self._accept = None
-
     def _free_caches(self) -> None:
-        if self._page_in is not None:
-            self._page_in.stop()
-            self._page_in = None
         self._binding.clear_binding_inputs()
         self._binding.clear_binding_outputs()
         self._bound = None
-        self._caches.clear()
-        self._cache_arrays.clear()
+        self._caches.free()
 
     def _num_rows(self, binding: Binding, inputs: StepInputs) -> int:
         num_tokens = len(inputs.token_ids)
@@ -141,22 +141,3 @@ class OnnxRuntimeExecutable:
         if num_rows > len(self._buffers[name]):
             self._buffers[name] = np.empty((num_rows, self._buffers[name].shape[1]), np.float32)
         return self._buffers[name][:num_rows]
-
-
-def _bind_array(bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:
-    bind(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-
-
-def _session(model: Path, options: LoadOptions) -> ort.InferenceSession:
-    settings = ort.SessionOptions()
-    settings.intra_op_num_threads = options.num_threads or len(os.sched_getaffinity(0))
-    settings.inter_op_num_threads = 1
-    settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    settings.log_severity_level = 3
-    settings.register_custom_ops_library(str(kernels.library_path()))
-    try:
-        return ort.InferenceSession(str(model), settings, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise BackendError(
-            f"ONNX Runtime {ort.__version__} cannot load {model}: {error}"
-        ) from error

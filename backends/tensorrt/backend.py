@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,10 @@ from octavo.backends.base import (
     EngineKind,
     LoadOptions,
     Report,
+    Tested,
 )
 from octavo.backends.tensorrt.flavour import (
     DEFAULT_RTX_CAPABILITIES,
-    FIRST_FP8_CAPABILITY,
     RTX_CAPABILITIES,
     Flavour,
 )
@@ -42,6 +43,8 @@ class TensorRtBackend:
     def __init__(self, flavour: Flavour) -> None:
         self._flavour = flavour
         self.name = flavour.name
+        self.libraries = flavour.distributions
+        self.tested: Mapping[Device, Tested] = {"cuda": flavour.tested}
 
     def operators(self, kind: EngineKind) -> frozenset[str]:
         return frozenset({PAGED_ATTENTION.name})
@@ -57,26 +60,42 @@ class TensorRtBackend:
                 f"the {self.name} backend keeps the cache in {kind.dtype}, as the weights, or in "
                 f"fp8, not in {kind.kv_cache_dtype}: leave --kv-cache-dtype out"
             )
+        for capability in kind.compute_capabilities:
+            if self._flavour.sets_capabilities and capability not in RTX_CAPABILITIES:
+                raise BuildError(
+                    f"{self._flavour.title} does not build for compute capability {capability}: "
+                    f"choose from {', '.join(RTX_CAPABILITIES)}"
+                )
+
+    def can_build(self, kind: EngineKind) -> Compatibility:
         if self._flavour.version is None:
-            raise BuildError(self._flavour.missing)
+            return Compatibility(self._flavour.missing)
         if importlib.util.find_spec("triton") is None:
-            raise BuildError(
+            return Compatibility(
                 "Triton, which compiles the attention kernel, is not installed here: "
                 f"install Octavo with its extra [{self._flavour.extra}]"
             )
-        self._capabilities(kind)
+        try:
+            self._capabilities(kind)
+        except BuildError as error:
+            return Compatibility(str(error))
+        return Compatibility()
+
+    def can_run(self, device: Device) -> Compatibility:
+        if self._flavour.version is None:
+            return Compatibility(self._flavour.missing)
+        if not _has_cuda_python():
+            return Compatibility(
+                "cuda-python, which engines on a GPU are run with, is not installed here: "
+                f"install Octavo with its extra [{self._flavour.extra}]"
+            )
+        return cuda_devices.check_device()
 
     def _capabilities(self, kind: EngineKind) -> tuple[str, ...]:
-        """Those to build for; BuildError naming one that cannot be built for."""
+        """Those to build for; BuildError where they cannot be built for on this machine."""
         flavour, asked = self._flavour, kind.compute_capabilities
         if flavour.sets_capabilities:
-            for capability in asked:
-                if capability not in RTX_CAPABILITIES:
-                    raise BuildError(
-                        f"{flavour.title} does not build for compute capability {capability}: "
-                        f"choose from {', '.join(RTX_CAPABILITIES)}"
-                    )
-            return _with_fp8(kind, tuple(dict.fromkeys(asked)))
+            return tuple(dict.fromkeys(asked)) or DEFAULT_RTX_CAPABILITIES
         here = cuda_devices.compute_capabilities()[:1]
         if not here:
             raise BuildError(
@@ -89,7 +108,7 @@ class TensorRtBackend:
                 f"and not for {', '.join(asked)}: leave --compute-capability out, or build with "
                 "--backend tensorrt_rtx"
             )
-        return _with_fp8(kind, here)
+        return here
 
     def supports(self, program: CapturedProgram) -> Report:
         """Names the nodes without ONNX lowering; `build` names those that TensorRT refuses."""
@@ -116,13 +135,10 @@ class TensorRtBackend:
                 f"the engine was built with {flavour.title} {built} and this is {installed}, which "
                 f"cannot read it: install {flavour.title} {built} or build the engine again"
             )
-        if not _has_cuda_python():
-            return Compatibility(
-                "cuda-python, which engines on a GPU are run with, is not installed here: "
-                f"install Octavo with its extra [{flavour.extra}]"
-            )
-        machine = host.check_target(manifest.target)
-        return machine if not machine.ok else _check_device(manifest)
+        for compatibility in (self.can_run("cuda"), host.check_target(manifest.target)):
+            if not compatibility.ok:
+                return compatibility
+        return _check_capability(manifest)
 
     def import_library(self) -> None:
         importlib.import_module("octavo.backends.tensorrt.executable")
@@ -134,24 +150,6 @@ class TensorRtBackend:
         return TensorRtExecutable.load(bundle, manifest, self._flavour)
 
 
-def _with_fp8(kind: EngineKind, capabilities: tuple[str, ...]) -> tuple[str, ...]:
-    """Those asked for, or all; BuildError for one that has no FP8 where the cache is of it."""
-    if kind.kv_cache_dtype != _FP8:
-        return capabilities or DEFAULT_RTX_CAPABILITIES
-    for capability in capabilities:
-        if _number(capability) < _number(FIRST_FP8_CAPABILITY):
-            raise BuildError(
-                f"a GPU of compute capability {capability} has no fp8, which begins with "
-                f"{FIRST_FP8_CAPABILITY}: leave --kv-cache-dtype out"
-            )
-    first = _number(FIRST_FP8_CAPABILITY)
-    return capabilities or tuple(one for one in DEFAULT_RTX_CAPABILITIES if _number(one) >= first)
-
-
-def _number(capability: str) -> tuple[int, ...]:
-    return tuple(map(int, capability.split(".")))
-
-
 def _has_cuda_python() -> bool:
     try:
         return importlib.util.find_spec("cuda.bindings.runtime") is not None
@@ -159,10 +157,7 @@ def _has_cuda_python() -> bool:
         return False
 
 
-def _check_device(manifest: Manifest) -> Compatibility:
-    available = cuda_devices.check_device()
-    if not available.ok:
-        return available
+def _check_capability(manifest: Manifest) -> Compatibility:
     here = cuda_devices.compute_capabilities()[0]
     built = manifest.target.compute_capabilities
     if here not in built:

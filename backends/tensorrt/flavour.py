@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import importlib.metadata
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.backends.base import Tested
+from octavo.backends.libraries import version_of
 from octavo.graphs.errors import BackendError
 
 
@@ -19,6 +19,7 @@ class Flavour:
     extra                    of Octavo, that installs it
     sets_capabilities        whether a build names the compute capabilities that it is for; else it
                              is for the device it is built on
+    tested                   how far Octavo's own tests have gone with it
     """
 
     name: str  # of the backend
@@ -27,14 +28,12 @@ class Flavour:
     distributions: tuple[str, ...]
     extra: str
     sets_capabilities: bool
+    tested: Tested
 
     @property
     def version(self) -> str | None:
         """Of the installed library; None where there is none. Imports nothing."""
-        for distribution in self.distributions:
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                return importlib.metadata.version(distribution)
-        return None
+        return version_of(*self.distributions)
 
     def load(self) -> Any:
         """The library itself; raises BackendError where it cannot be imported."""
@@ -61,6 +60,7 @@ TENSORRT = Flavour(
     distributions=("tensorrt-cu13", "tensorrt-cu12", "tensorrt"),
     extra="tensorrt",
     sets_capabilities=False,
+    tested="simulated",
 )
 TENSORRT_RTX = Flavour(
     name="tensorrt_rtx",
@@ -69,6 +69,7 @@ TENSORRT_RTX = Flavour(
     distributions=("tensorrt-rtx-cu13", "tensorrt-rtx-cu12", "tensorrt-rtx"),
     extra="tensorrt-rtx",
     sets_capabilities=True,
+    tested="built",
 )
 FLAVOURS = {flavour.name: flavour for flavour in (TENSORRT, TENSORRT_RTX)}
 
@@ -76,4 +77,3 @@ FLAVOURS = {flavour.name: flavour for flavour in (TENSORRT, TENSORRT_RTX)}
 RTX_CAPABILITIES = ("8.0", "8.6", "8.9", "12.0", "12.1")
 # Two binaries of the kernel, 8.0 and 12.0, would run on all of them; each gets its own tuning.
 DEFAULT_RTX_CAPABILITIES = ("8.0", "8.6", "8.9", "12.0")
-FIRST_FP8_CAPABILITY = "8.9"  # that converts to and from it

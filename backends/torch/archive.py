@@ -40,14 +40,18 @@ _TRACES = ("from_node", "nn_module_stack", "source_fn_stack", "stack_trace", "to
 
 def save(exported: ExportedProgram, path: Path) -> None:
     """Writes a `.pt2` archive; the program's traces and example inputs are dropped for good."""
-    for node in exported.graph.nodes:
-        for trace in _TRACES:
-            node.meta.pop(trace, None)
-    # Examples would be pickled.
-    exported.example_inputs = None
+    drop_traces(exported)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.export.save(exported, path)
+
+
+def drop_traces(exported: ExportedProgram) -> None:
+    """Lets go of where the program was traced, and of example inputs, which would be pickled."""
+    for node in exported.graph.nodes:
+        for trace in _TRACES:
+            node.meta.pop(trace, None)
+    exported.example_inputs = None
 
 
 def load(path: Path) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,9 @@ from octavo.backends.base import (
     EngineKind,
     LoadOptions,
     Report,
+    Tested,
 )
+from octavo.backends.libraries import release, version_of
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -32,12 +34,22 @@ ACCEPT_FILE = "accept.pt2"
 class TorchBackend:
     name = "torch"
     devices: tuple[Device, ...] = ("cpu",)
+    libraries = ("torch",)
+    tested: Mapping[Device, Tested] = {"cpu": "run"}
 
     def operators(self, kind: EngineKind) -> frozenset[str]:
         return frozenset()
 
     def require(self, kind: EngineKind, block_size: int) -> None:
         """Eager PyTorch has every dtype and block size."""
+
+    def can_build(self, kind: EngineKind) -> Compatibility:
+        return Compatibility()
+
+    def can_run(self, device: Device) -> Compatibility:
+        if version_of("torch") is None:
+            return Compatibility("torch is not installed: install Octavo with its extra [build]")
+        return Compatibility()
 
     def supports(self, program: CapturedProgram) -> Report:
         """The graph was captured from PyTorch: it has every node."""
@@ -52,7 +64,7 @@ class TorchBackend:
             files=(MODEL_FILE,),
             target=Target(architecture="any"),
             kv_layout="reference",
-            versions={"torch": importlib.metadata.version("torch")},
+            versions={},
         )
 
     def build_accept(self, exported: ExportedProgram, staging: Path) -> str:
@@ -62,12 +74,11 @@ class TorchBackend:
         return ACCEPT_FILE
 
     def check(self, manifest: Manifest) -> Compatibility:
-        try:
-            version = importlib.metadata.version("torch")
-        except importlib.metadata.PackageNotFoundError:
-            return Compatibility("torch is not installed: install Octavo with its extra [build]")
-        built = manifest.versions.get("torch", "unknown")
-        if _release(version) != _release(built):
+        installed = self.can_run(manifest.target.device)
+        if not installed.ok:
+            return installed
+        version, built = version_of("torch"), manifest.versions.get("torch", "unknown")
+        if release(version) != release(built):
             return Compatibility(
                 f"the engine was built with torch {built} and this is torch {version}, whose "
                 f"archives may differ: install torch {built} or build the engine again"
@@ -81,7 +92,3 @@ class TorchBackend:
         from octavo.backends.torch.executable import TorchExecutable
 
         return TorchExecutable(bundle / MODEL_FILE, manifest, options)
-
-
-def _release(version: str) -> tuple[str, ...]:
-    return tuple(version.split("+")[0].split(".")[:2])

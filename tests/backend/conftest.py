@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from octavo.backends import kernels
+from tests.backend.cuda_engines import cuda_engines
 from tests.backend.fused_attention_steps import Variant
 from tests.backend.kernel_variants import VARIANTS, library_of
 from tests.backend.tiny_engines import tiny_engines
 
-__all__ = ["tiny_engines"]
+__all__ = ["cuda_engines", "tiny_engines"]
 
 
 @pytest.fixture(scope="module", params=VARIANTS)

@@ -25,7 +25,7 @@ class Sequence:
 Part = tuple[Sequence, int, int]  # tokens from, to
 
 
-def pack(parts: SequenceOf[Part]) -> StepInputs:
+def pack(parts: SequenceOf[Part], block_size: int = BLOCK_SIZE) -> StepInputs:
     """A step that computes `parts` and wants the logits of every token."""
     positions = [np.arange(start, end) for _, start, end in parts]
     width = max(len(sequence.blocks) for sequence, _, _ in parts)
@@ -33,7 +33,7 @@ def pack(parts: SequenceOf[Part]) -> StepInputs:
     for row, (sequence, _, _) in zip(tables, parts, strict=True):
         row[: len(sequence.blocks)] = sequence.blocks
     slots = [
-        np.asarray(sequence.blocks)[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE
+        np.asarray(sequence.blocks)[at // block_size] * block_size + at % block_size
         for (sequence, _, _), at in zip(parts, positions, strict=True)
     ]
     starts = np.cumsum([0, *(len(at) for at in positions)])

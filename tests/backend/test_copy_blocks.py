@@ -22,6 +22,7 @@ from tests.parity import tiny_models
 
 KINDS = (
     ("null", "float32"),
+    ("inductor", "int8"),
     ("onnxruntime", "float32"),
     ("onnxruntime", "int8"),
     ("torch", "float32"),

@@ -26,7 +26,7 @@ from tests.backend.steps import BLOCK_SIZE, Sequence, pack, run_step
 from tests.backend.tiny_engines import NUM_BLOCKS, Logits, TinyEngine, TinyEngines
 from tests.parity.tiny_models import VOCAB_SIZE
 
-BACKENDS = ("onnxruntime", "torch")
+BACKENDS = ("inductor", "onnxruntime", "torch")
 
 
 def random_sequence(length: int, blocks: list[int], seed: int = 0) -> Sequence:
@@ -127,8 +127,11 @@ def test_every_schedule_gives_the_same(engine: TinyEngine) -> None:
         "gpt2",  # LayerNorm and learned positions
     ],
 )
-def test_every_schedule_gives_the_same_bits(tiny_engines: TinyEngines, model_type: str) -> None:
-    check_schedules(tiny_engines.get("onnxruntime", model_type))
+@pytest.mark.parametrize("backend", ["inductor", "onnxruntime"])
+def test_every_schedule_gives_the_same_bits(
+    tiny_engines: TinyEngines, backend: str, model_type: str
+) -> None:
+    check_schedules(tiny_engines.get(backend, model_type))
 
 
 def test_a_loaded_copy_gives_the_same(
@@ -335,16 +338,17 @@ def test_a_missing_cpu_feature_is_refused(copy: Path) -> None:
     )
 
 
-def test_another_torch_is_refused_by_the_torch_backend(
-    tiny_engines: TinyEngines, tmp_path: Path
+@pytest.mark.parametrize(("backend", "verb"), [("torch", "built"), ("inductor", "compiled")])
+def test_another_torch_is_refused(
+    tiny_engines: TinyEngines, tmp_path: Path, backend: str, verb: str
 ) -> None:
     """B03: the sentence names both versions."""
     import torch
 
-    path = shutil.copytree(tiny_engines.get("torch", "llama").path, tmp_path / "engine")
+    path = shutil.copytree(tiny_engines.get(backend, "llama").path, tmp_path / "engine")
     edit_manifest(path, lambda m: m["versions"].update(torch="1.13.1"))
     message = refusal(path, IncompatibleEngineError)
-    assert "built with torch 1.13.1" in message
+    assert f"{verb} with torch 1.13.1" in message
     assert f"this is torch {torch.__version__}" in message
 
 
@@ -384,7 +388,6 @@ def traces_of_this_machine() -> set[str]:
     traces = {
         "site-packages",
         "tests/parity",
-        socket.gethostname(),
         str(Path.cwd()),
         str(Path.home()) + "/",
         sys.prefix,
@@ -392,7 +395,8 @@ def traces_of_this_machine() -> set[str]:
         tempfile.gettempdir() + "/",
     }
     user = getpass.getuser()
-    return traces if user == "root" else traces | {user}  # "root" is a word of mathematics
+    names = {socket.gethostname(), user} - {"root"}  # which is a word of mathematics
+    return traces | {name for name in names if len(name) > 3}  # others are in any machine code
 
 
 def test_nothing_of_the_build_machine_is_in_a_bundle(engine: TinyEngine) -> None:
@@ -444,4 +448,4 @@ def test_backends_agree_on_greedy_tokens(tiny_engines: TinyEngines) -> None:
     for backend in BACKENDS:
         with LLM(tiny_engines.get(backend, "llama").path, max_num_batched_tokens=32) as llm:
             tokens.append([o.outputs[0].token_ids for o in llm.generate(prompts, params)])
-    assert tokens[0] == tokens[1]
+    assert tokens[0] == tokens[1] == tokens[2]

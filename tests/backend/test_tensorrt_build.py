@@ -176,9 +176,8 @@ def test_other_architectures(
 
 
 def test_a_cache_of_fp8(tmp_path: Path) -> None:
-    manifest = build(tmp_path, "llama", kv_cache_dtype="fp8")
+    manifest = build(tmp_path, "llama", kv_cache_dtype="fp8", compute_capabilities=("8.0", "8.9"))
     assert (manifest.dtype, manifest.kv_cache_dtype) == ("float16", "float8_e4m3fn")
-    assert manifest.target.compute_capabilities == ("8.9", "12.0")  # of the default, those with it
     assert manifest.cache_block_bytes == 2 * 2 * 2 * 16 * 16  # layers, planes, heads, rows, bytes
     (image,) = map(
         fake_gpu_attention.KernelImage.from_bytes,
@@ -220,10 +219,6 @@ def test_every_option_is_taken(tmp_path: Path) -> None:
             {"kv_cache_dtype": "int8", "dtype": "auto"},
             r"in float32, .* or in fp8, not in int8: leave",
         ),
-        (
-            {"kv_cache_dtype": "fp8", "compute_capabilities": ("8.6",)},
-            "8.6 has no fp8, which begins",
-        ),
         ({"device": "cpu"}, "does not build for the device cpu: choose cuda"),
     ],
 )
@@ -242,8 +237,8 @@ def test_what_cannot_be_built_is_refused_at_once(
 
 def test_tensorrt_itself_builds_where_its_gpu_is() -> None:
     kind = EngineKind(dtype="float16", kv_cache_dtype="float16", device="cuda")
-    with pytest.raises(BuildError, match="TensorRT is not installed here"):
-        registry.get("tensorrt").require(kind, 16)
+    reason = registry.get("tensorrt").can_build(kind).reason
+    assert str(reason).startswith("TensorRT is not installed here (there is no package tensorrt-")
 
 
 def one_node(folder: Path, op: str, domain: str = "", **attributes: Any) -> EngineRequest:

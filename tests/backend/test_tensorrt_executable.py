@@ -38,6 +38,7 @@ FLAVOUR = Flavour(
     distributions=("numpy",),
     extra="fake",
     sets_capabilities=True,
+    tested="simulated",
 )
 VOCAB = 64
 NUM_BLOCKS = 12
@@ -503,8 +504,10 @@ def test_closing_frees_everything_and_may_be_repeated(machine: Machine) -> None:
     loaded.allocate_kv_cache(NUM_BLOCKS)
     for at in range(3):
         run_step(loaded, [(ONE, at, at + 1)])
+    kernel: Any = loaded._kernels.attention(SHAPE)
     loaded.close()
     loaded.close()
+    assert kernel.closed
     cuda = machine.cuda
     assert (cuda.device, cuda.host, cuda.graphs, cuda.streams) == ({}, {}, {}, 0)
     with pytest.raises(BackendError, match="closed"):

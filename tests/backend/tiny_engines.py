@@ -28,6 +28,7 @@ Logits = NDArray[np.float32]
 class TinyEngine:
     path: Path
     model: PreTrainedModel
+    checkpoint: Path
 
     @property
     def manifest(self) -> Manifest:
@@ -65,7 +66,7 @@ class TinyEngines:
             max_model_len=128,
             use_cache=False,
         )
-        return TinyEngine(build_engine(config).path, model)
+        return TinyEngine(build_engine(config).path, model, checkpoint)
 
 
 @pytest.fixture(scope="module")

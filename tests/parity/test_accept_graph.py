@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.backends import registry
-from octavo.backends.base import LoadOptions
-from octavo.backends.onnxruntime.executable import _session
+from octavo.backends.inductor.executable import CompiledPackage
+from octavo.backends.onnxruntime.sessions import open_on_cpu
 from octavo.backends.torch import archive
 from octavo.graphs.accept import export_accept
 from octavo.graphs.ops.accept import SCHEMA
@@ -52,15 +52,19 @@ def sequences(lengths: list[int], *, has_probs: bool, seed: int) -> list[list[Ro
     return made
 
 
-def test_both_backends_equal_the_oracle_for_any_number_of_rows(tmp_path: Path) -> None:
+def test_every_backend_equals_the_oracle_for_any_number_of_rows(tmp_path: Path) -> None:
     """None and one of rows, edits and probabilities as well: torch.export specialises on those."""
     exported = export_accept(SIZE)
     onnx_file = registry.get("onnxruntime").build_accept(exported, tmp_path)
     torch_file = registry.get("torch").build_accept(exported, tmp_path)
+    (tmp_path / "inductor").mkdir()
+    inductor_file = registry.get("inductor").build_accept(exported, tmp_path / "inductor")
     assert onnx_file is not None
     assert torch_file is not None
-    session: onnxruntime.InferenceSession = _session(tmp_path / onnx_file, LoadOptions(1))
+    assert inductor_file is not None
+    session: onnxruntime.InferenceSession = open_on_cpu(tmp_path / onnx_file, 1)
     module = archive.load(tmp_path / torch_file)
+    package = CompiledPackage(tmp_path / "inductor" / inductor_file, {})
     compared = 0
     for lengths in LENGTHS:
         for seed in range(8):
@@ -74,6 +78,7 @@ def test_both_backends_equal_the_oracle_for_any_number_of_rows(tmp_path: Path) -
             assert session.run(None, operands)[0].tolist() == wanted
             tensors = [torch.from_numpy(operands[operand.name]) for operand in SCHEMA.inputs]
             assert module(*tensors).tolist() == wanted
+            assert package.run(tensors)[0].tolist() == wanted
             compared += 1
     assert compared > 40
 

@@ -113,7 +113,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return Model(made, paths, tensors, [output[:MAX_TOKENS] for output in outputs])
 
 
-@pytest.fixture(scope="module", params=["torch", "onnxruntime"])
+@pytest.fixture(scope="module", params=["inductor", "onnxruntime", "torch"])
 def engine(
     model: Model, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:

@@ -34,7 +34,7 @@ def test_greedy_decoding_prefills_in_chunks_and_follows_positions(null_engine: P
         short = decoder.decode([5], 3)
     assert list(long.token_ids) == expected(prompt, 40)
     assert list(short.token_ids) == expected([5], 3)
-    assert int(long.prompt_logits.argmax()) == long.token_ids[0]
+    assert int(long.logits[0].argmax()) == long.token_ids[0]
 
 
 def test_greedy_decoding_refuses_what_does_not_fit(null_engine: Path) -> None:
@@ -69,7 +69,7 @@ def reference_of(
             tokens = expected(prompt, max_tokens)
             with GreedyDecoder(engine) as decoder:
                 contexts = [prompt + tokens[:step] for step in range(max_tokens)]
-                rows = [decoder.decode(context, 1).prompt_logits for context in contexts]
+                rows = [decoder.decode(context, 1).logits[0] for context in contexts]
             logits: Float32Array = np.stack(rows)
             if edit != "none":
                 best, other = tokens[at], (tokens[at] + 1) % VOCAB_SIZE

@@ -15,10 +15,12 @@ from octavo.backends.bundle import read_manifest
 from octavo.graphs.errors import OctavoError
 from octavo.tools.bench.scenario import (
     METRICS,
+    AnotherBackend,
     BuildTime,
     FirstToken,
     HostTime,
     ImportTime,
+    Latency,
     PeakMemory,
     Scenario,
     Serving,
@@ -75,9 +77,10 @@ def _series(scenario: Scenario, engine: Path, model: str | None) -> dict[str, li
         _import_seconds(scenario.module)  # warm-up: byte code and the file cache
         return {"import": [_import_seconds(scenario.module) for _ in range(scenario.runs)]}
     if isinstance(scenario, BuildTime):
-        if model is None:
-            raise OctavoError(f"the scenario {scenario.name!r} builds an engine: give --model")
-        return {"build": [_build_seconds(model) for _ in range(scenario.runs)]}
+        built = _model(scenario, model)
+        return {"build": [_build_seconds(built) for _ in range(scenario.runs)]}
+    if isinstance(scenario, AnotherBackend):
+        return _another_backend(scenario, engine, _model(scenario, model))
     if isinstance(scenario, FirstToken):
         _first_token_seconds(scenario, engine)  # warm-up
         seconds = [_first_token_seconds(scenario, engine) for _ in range(scenario.runs)]
@@ -89,6 +92,12 @@ def _series(scenario: Scenario, engine: Path, model: str | None) -> dict[str, li
     if isinstance(scenario, HostTime):
         return _joined([_host_time(scenario, engine) for _ in range(scenario.runs)])
     return _serve(scenario, engine)
+
+
+def _model(scenario: Scenario, model: str | None) -> str:
+    if model is None:
+        raise OctavoError(f"the scenario {scenario.name!r} builds an engine: give --model")
+    return model
 
 
 def _joined(runs: list[dict[str, list[float]]]) -> dict[str, list[float]]:
@@ -111,9 +120,39 @@ def _build_seconds(model: str) -> float:
         return time.perf_counter() - started
 
 
-def build(model: str, engine: Path, *, quantization: str = "none", use_cache: bool = True) -> None:
+def _another_backend(scenario: AnotherBackend, engine: Path, model: str) -> dict[str, list[float]]:
+    latency = Latency(
+        kind="latency",
+        runs=1,
+        **scenario.model_dump(
+            include={"name", "description", "num_seqs", "prompt_tokens", "output_tokens"}
+        ),
+    )
+    series: dict[str, list[float]] = {"ratio": [], "other": [], "this": []}
+    with tempfile.TemporaryDirectory() as folder:
+        other = Path(folder, "engine")
+        started = time.perf_counter()
+        quantization = read_manifest(engine).quantization
+        build(model, other, quantization=quantization, backend=scenario.backend, use_cache=False)
+        series["build"] = [time.perf_counter() - started]
+        for _ in range(scenario.runs):
+            for name, path in (("this", engine), ("other", other)):
+                between = _serve(latency, path)["between tokens"]
+                series[name].append(statistics.median(between))
+            series["ratio"].append(series["other"][-1] / series["this"][-1])
+    return series
+
+
+def build(
+    model: str,
+    engine: Path,
+    *,
+    quantization: str = "none",
+    backend: str = "onnxruntime",
+    use_cache: bool = True,
+) -> None:
     command = [sys.executable, "-m", "octavo.tools.build_engine"]
-    command += ["--model", model, "--output", str(engine), "--json"]
+    command += ["--model", model, "--output", str(engine), "--backend", backend, "--json"]
     if quantization != "none":
         command += ["--quantization", quantization]
     _output(command if use_cache else [*command, "--no-cache"])

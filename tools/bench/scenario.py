@@ -107,6 +107,20 @@ class Speculative(ScenarioBase):
     speculative: dict[str, str | int | bool] | None = None
 
 
+class AnotherBackend(ScenarioBase):
+    """Time between tokens of another backend's engine, as a multiple of the measured engine's.
+
+    The other engine is built from the same checkpoint with the same quantisation; both serve by
+    turns.
+    """
+
+    kind: Literal["another_backend"]
+    backend: str
+    num_seqs: int = Field(ge=1)
+    prompt_tokens: int = Field(ge=1)
+    output_tokens: int = Field(ge=2)
+
+
 class PeakMemory(ScenarioBase):
     """MiB of peak resident memory of a fresh process that serves `num_seqs` requests."""
 
@@ -128,7 +142,8 @@ Scenario = Annotated[
     | Latency
     | Prefix
     | HostTime
-    | Speculative,
+    | Speculative
+    | AnotherBackend,
     Field(discriminator="kind"),
 ]
 # What a scenario of a kind measures, with units; `at_most` and `at_least` are the first one's.
@@ -142,6 +157,7 @@ METRICS: dict[str, dict[str, str]] = {
     "latency": {"TTFT": "ms", "between tokens": "ms", "end to end": "ms"},
     "prefix": {"reduction": "%", "cold TTFT": "ms", "warm TTFT": "ms", "cached tokens": "tokens"},
     "host_time": {"host time": "ms", "step": "ms"},
+    "another_backend": {"ratio": "x", "other": "ms", "this": "ms", "build": "s"},
     # Then "accepted at 1", 2, ... in %, as far as drafts go.
     "speculative": {
         "speed-up": "x",

@@ -4,6 +4,7 @@
 #include <cinttypes>
 #include <vector>
 
+#include "errors.h"
 #include "sampling.h"
 
 namespace octavo {

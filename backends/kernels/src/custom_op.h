@@ -1,14 +1,4 @@
-// Adapts a C++ kernel class to ONNX Runtime's C custom-op interface.
-//
-// A kernel class declares
-//   static constexpr const char* kName;
-//   static constexpr ort::ElementType kInputTypes[], kOutputTypes[];
-//   static constexpr int kInPlaceInputs[], kInPlaceOutputs[];   input i's buffer may be output i's;
-//                                                               left out where there are none
-//   explicit Kernel(const Attributes&);
-//   void compute(Context&) const;
-// and throws InvalidArgument with one sentence where it cannot go on. `compute` is const because
-// several runs of one session may be in it at once.
+// Adapts a kernel class (kernel_host.h) to ONNX Runtime's C custom-op interface.
 #pragma once
 
 #include <algorithm>
@@ -19,50 +9,44 @@
 #include <new>
 
 #include "errors.h"
+#include "kernel_host.h"
 #include "ort_abi.h"
 
 namespace octavo {
 
-inline constexpr size_t kMaxRank = 8;
-
-struct Tensor {
-  void* data;
-  size_t rank;
-  int64_t dims[kMaxRank];
-
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(data);
-  }
-};
-
-class Attributes {
+class OrtAttributes final : public Attributes {
  public:
-  explicit Attributes(const ort::KernelInfo* info) : info_(info) {}
+  explicit OrtAttributes(const ort::KernelInfo* info) : info_(info) {}
 
-  template <class T>
-  T get_or(const char* name, T otherwise) const {
-    T value{};
-    ort::Status* status = ort::kernel_info_get_attribute(info_, name, &value);
-    if (status == nullptr) return value;
-    ort::release_status(status);
-    return otherwise;
-  }
+  bool find(const char* name, int64_t* value) const override { return read(name, value); }
+  bool find(const char* name, float* value) const override { return read(name, value); }
 
  private:
+  template <class T>
+  bool read(const char* name, T* value) const {
+    T found{};
+    ort::Status* status = ort::kernel_info_get_attribute(info_, name, &found);
+    if (status == nullptr) {
+      *value = found;
+      return true;
+    }
+    ort::release_status(status);
+    return false;
+  }
+
   const ort::KernelInfo* info_;
 };
 
-class Context {
+class OrtContext final : public Context {
  public:
-  explicit Context(ort::KernelContext* context) : context_(context) {}
+  explicit OrtContext(ort::KernelContext* context) : context_(context) {}
 
-  Tensor input(size_t index) const {
+  Tensor input(size_t index) const override {
     const ort::Value* value = nullptr;
     check(ort::kernel_context_get_input(context_, index, &value));
     if (value == nullptr) refuse("input %zu is missing; connect a tensor to it", index);
     Tensor tensor{};
-    ort::ElementType type{};
+    ElementType type{};
     const int64_t* dims = nullptr;
     check(ort::get_tensor_type_and_shape(value, &type, &dims, &tensor.rank));
     if (tensor.rank > kMaxRank)
@@ -73,7 +57,7 @@ class Context {
     return tensor;
   }
 
-  void* output(size_t index, const int64_t* dims, size_t rank) const {
+  void* output(size_t index, const int64_t* dims, size_t rank) const override {
     ort::Value* value = nullptr;
     check(ort::kernel_context_get_output(context_, index, dims, rank, &value));
     if (value == nullptr) refuse("output %zu is missing; give it a name in the graph", index);
@@ -82,7 +66,9 @@ class Context {
     return data;
   }
 
-  const ort::KernelContext* raw() const { return context_; }
+  void share(void (*work)(void*, size_t), size_t count, void* user) const override {
+    check(ort::kernel_context_parallel_for(context_, work, count, count, user));
+  }
 
  private:
   ort::KernelContext* context_;
@@ -124,11 +110,11 @@ struct CustomOpFor : ort::CustomOp {
     get_start_version = [](Op) { return 1; };
     get_end_version = [](Op) { return INT32_MAX; };
     create_kernel_v2 = [](Op, const ort::Api*, const ort::KernelInfo* info, void** kernel) {
-      return as_status([&] { *kernel = new Kernel(Attributes(info)); });
+      return as_status([&] { *kernel = new Kernel(OrtAttributes(info)); });
     };
     kernel_compute_v2 = [](void* kernel, ort::KernelContext* raw) {
       return as_status([&] {
-        Context context(raw);
+        OrtContext context(raw);
         static_cast<const Kernel*>(kernel)->compute(context);
       });
     };

@@ -1,11 +1,11 @@
-// octavo::FusedPagedAttention and octavo::FusedPagedAttentionInt8 for ONNX Runtime on CPU: QK norm
+// octavo::FusedPagedAttention and octavo::FusedPagedAttentionInt8: QK norm
 // and rotary embedding of a packed projection, then paged attention, with a cache of float32 or of
 // integers and scales. Inputs, outputs, attributes: see README.md.
 #pragma once
 
 #include <cstdint>
 
-#include "custom_op.h"
+#include "kernel_host.h"
 #include "paged_attention_checks.h"
 #include "paged_attention_kernel.h"
 
@@ -23,13 +23,13 @@ struct FusedPagedAttentionAttributes {
 class FusedPagedAttention {
  public:
   static constexpr const char* kName = "FusedPagedAttention";
-  static constexpr ort::ElementType kInputTypes[] = {
-      ort::ElementType::kFloat, ort::ElementType::kFloat, ort::ElementType::kFloat,
-      ort::ElementType::kFloat, ort::ElementType::kFloat, ort::ElementType::kFloat,
-      ort::ElementType::kInt32, ort::ElementType::kInt32, ort::ElementType::kInt32,
-      ort::ElementType::kInt32, ort::ElementType::kFloat, ort::ElementType::kFloat};
-  static constexpr ort::ElementType kOutputTypes[] = {ort::ElementType::kFloat,
-                                                      ort::ElementType::kFloat};
+  static constexpr ElementType kInputTypes[] = {
+      ElementType::kFloat, ElementType::kFloat, ElementType::kFloat,
+      ElementType::kFloat, ElementType::kFloat, ElementType::kFloat,
+      ElementType::kInt32, ElementType::kInt32, ElementType::kInt32,
+      ElementType::kInt32, ElementType::kFloat, ElementType::kFloat};
+  static constexpr ElementType kOutputTypes[] = {ElementType::kFloat,
+                                                      ElementType::kFloat};
   static constexpr int kInPlaceInputs[] = {5};
   static constexpr int kInPlaceOutputs[] = {1};
 
@@ -44,14 +44,14 @@ class FusedPagedAttention {
 class FusedPagedAttentionInt8 {
  public:
   static constexpr const char* kName = "FusedPagedAttentionInt8";
-  static constexpr ort::ElementType kInputTypes[] = {
-      ort::ElementType::kFloat, ort::ElementType::kFloat, ort::ElementType::kFloat,
-      ort::ElementType::kFloat, ort::ElementType::kFloat, ort::ElementType::kInt8,
-      ort::ElementType::kFloat, ort::ElementType::kInt32, ort::ElementType::kInt32,
-      ort::ElementType::kInt32, ort::ElementType::kInt32, ort::ElementType::kFloat,
-      ort::ElementType::kFloat};
-  static constexpr ort::ElementType kOutputTypes[] = {
-      ort::ElementType::kFloat, ort::ElementType::kInt8, ort::ElementType::kFloat};
+  static constexpr ElementType kInputTypes[] = {
+      ElementType::kFloat, ElementType::kFloat, ElementType::kFloat,
+      ElementType::kFloat, ElementType::kFloat, ElementType::kInt8,
+      ElementType::kFloat, ElementType::kInt32, ElementType::kInt32,
+      ElementType::kInt32, ElementType::kInt32, ElementType::kFloat,
+      ElementType::kFloat};
+  static constexpr ElementType kOutputTypes[] = {
+      ElementType::kFloat, ElementType::kInt8, ElementType::kFloat};
   static constexpr int kInPlaceInputs[] = {5, 6};
   static constexpr int kInPlaceOutputs[] = {1, 2};
 

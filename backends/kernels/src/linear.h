@@ -1,10 +1,10 @@
-// octavo::Linear for ONNX Runtime on CPU: input times packed weights plus bias and residual, in
+// octavo::Linear: input times packed weights plus bias and residual, in
 // float32. Inputs, outputs, attributes: see README.md.
 #pragma once
 
 #include <cstdint>
 
-#include "custom_op.h"
+#include "kernel_host.h"
 #include "linear_kernel.h"
 
 namespace octavo {
@@ -12,10 +12,10 @@ namespace octavo {
 class Linear {
  public:
   static constexpr const char* kName = "Linear";
-  static constexpr ort::ElementType kInputTypes[] = {
-      ort::ElementType::kFloat, ort::ElementType::kFloat, ort::ElementType::kFloat,
-      ort::ElementType::kFloat};
-  static constexpr ort::ElementType kOutputTypes[] = {ort::ElementType::kFloat};
+  static constexpr ElementType kInputTypes[] = {
+      ElementType::kFloat, ElementType::kFloat, ElementType::kFloat,
+      ElementType::kFloat};
+  static constexpr ElementType kOutputTypes[] = {ElementType::kFloat};
 
   explicit Linear(const Attributes& attributes);
   void compute(const Context& context) const;

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "custom_op.h"
+#include "kernel_host.h"
 #include "errors.h"
 
 namespace octavo {

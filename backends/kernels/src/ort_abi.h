@@ -10,6 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernel_host.h"
+
 namespace octavo::ort {
 
 struct Status;
@@ -33,17 +35,6 @@ struct ApiBase {
 };
 
 enum class ErrorCode : int { kFail = 1, kInvalidArgument = 2 };
-
-// ONNXTensorElementDataType
-enum class ElementType : int {
-  kFloat = 1,
-  kUint8 = 2,
-  kInt8 = 3,
-  kInt32 = 6,
-  kInt64 = 7,
-  kFloat16 = 10,
-  kDouble = 11
-};
 
 // OrtCustomOp of API version 21: a version and 25 function pointers, in this order.
 struct CustomOp {

@@ -1,8 +1,8 @@
-// octavo::PagedAttention for ONNX Runtime on CPU: writes a step's keys and values into the paged
+// octavo::PagedAttention: writes a step's keys and values into the paged
 // cache, then attends. Inputs, outputs, attributes: see README.md.
 #pragma once
 
-#include "custom_op.h"
+#include "kernel_host.h"
 #include "paged_attention_checks.h"
 #include "paged_attention_kernel.h"
 
@@ -11,13 +11,13 @@ namespace octavo {
 class PagedAttention {
  public:
   static constexpr const char* kName = "PagedAttention";
-  static constexpr ort::ElementType kInputTypes[] = {
-      ort::ElementType::kFloat, ort::ElementType::kFloat, ort::ElementType::kFloat,
-      ort::ElementType::kFloat, ort::ElementType::kInt32, ort::ElementType::kInt32,
-      ort::ElementType::kInt32, ort::ElementType::kInt32, ort::ElementType::kFloat,
-      ort::ElementType::kFloat};
-  static constexpr ort::ElementType kOutputTypes[] = {ort::ElementType::kFloat,
-                                                      ort::ElementType::kFloat};
+  static constexpr ElementType kInputTypes[] = {
+      ElementType::kFloat, ElementType::kFloat, ElementType::kFloat,
+      ElementType::kFloat, ElementType::kInt32, ElementType::kInt32,
+      ElementType::kInt32, ElementType::kInt32, ElementType::kFloat,
+      ElementType::kFloat};
+  static constexpr ElementType kOutputTypes[] = {ElementType::kFloat,
+                                                      ElementType::kFloat};
   static constexpr int kInPlaceInputs[] = {3};
   static constexpr int kInPlaceOutputs[] = {1};
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "custom_op.h"
+#include "kernel_host.h"
 #include "paged_attention_kernel.h"
 
 namespace octavo {

@@ -1,4 +1,4 @@
-// Work sharing on ONNX Runtime's own intra-op threads.
+// Work sharing on the threads of the framework that runs the kernel.
 #pragma once
 
 #include <algorithm>
@@ -9,12 +9,11 @@
 #include <new>
 #include <thread>
 
-#include "custom_op.h"
-#include "ort_abi.h"
+#include "kernel_host.h"
 
 namespace octavo {
 
-// An upper bound of the pool's size, which ONNX Runtime does not tell. Results never depend on it.
+// An upper bound of the pool's size, which not every framework tells. Results never depend on it.
 inline size_t hardware_threads() {
   static const size_t threads = std::max(1u, std::thread::hardware_concurrency());
   return threads;
@@ -41,7 +40,7 @@ void parallel_for(const Context& context, size_t count, const Task& task) {
   if (workers <= 1)
     work(&shared, 0);
   else
-    check(ort::kernel_context_parallel_for(context.raw(), work, workers, workers, &shared));
+    context.share(work, workers, &shared);
   if (shared.out_of_memory) throw std::bad_alloc();
 }
 

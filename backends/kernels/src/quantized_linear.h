@@ -1,10 +1,10 @@
-// octavo::QuantizedLinear for ONNX Runtime on CPU: quantised activations times packed 8- or 4-bit
+// octavo::QuantizedLinear: quantised activations times packed 8- or 4-bit
 // weights. Inputs, outputs, attributes: see README.md.
 #pragma once
 
 #include <cstdint>
 
-#include "custom_op.h"
+#include "kernel_host.h"
 #include "quantized_linear_kernel.h"
 
 namespace octavo {
@@ -12,11 +12,11 @@ namespace octavo {
 class QuantizedLinear {
  public:
   static constexpr const char* kName = "QuantizedLinear";
-  static constexpr ort::ElementType kInputTypes[] = {
-      ort::ElementType::kInt8,  ort::ElementType::kFloat,   ort::ElementType::kInt32,
-      ort::ElementType::kUint8, ort::ElementType::kFloat,   ort::ElementType::kFloat16,
-      ort::ElementType::kFloat16, ort::ElementType::kFloat, ort::ElementType::kFloat};
-  static constexpr ort::ElementType kOutputTypes[] = {ort::ElementType::kFloat};
+  static constexpr ElementType kInputTypes[] = {
+      ElementType::kInt8,  ElementType::kFloat,   ElementType::kInt32,
+      ElementType::kUint8, ElementType::kFloat,   ElementType::kFloat16,
+      ElementType::kFloat16, ElementType::kFloat, ElementType::kFloat};
+  static constexpr ElementType kOutputTypes[] = {ElementType::kFloat};
 
   explicit QuantizedLinear(const Attributes& attributes);
   void compute(const Context& context) const;

@@ -1,10 +1,10 @@
-// The row-wise ops for ONNX Runtime on CPU: octavo::Quantize, Norm, NormQuantize, Activate and
+// The row-wise ops: octavo::Quantize, Norm, NormQuantize, Activate and
 // ActivateQuantize. Inputs, outputs, attributes: see README.md.
 #pragma once
 
 #include <cstdint>
 
-#include "custom_op.h"
+#include "kernel_host.h"
 #include "rowwise_kernel.h"
 
 namespace octavo {
@@ -12,9 +12,9 @@ namespace octavo {
 class Quantize {
  public:
   static constexpr const char* kName = "Quantize";
-  static constexpr ort::ElementType kInputTypes[] = {ort::ElementType::kFloat};
-  static constexpr ort::ElementType kOutputTypes[] = {
-      ort::ElementType::kInt8, ort::ElementType::kFloat, ort::ElementType::kInt32};
+  static constexpr ElementType kInputTypes[] = {ElementType::kFloat};
+  static constexpr ElementType kOutputTypes[] = {
+      ElementType::kInt8, ElementType::kFloat, ElementType::kInt32};
 
   explicit Quantize(const Attributes& attributes);
   void compute(const Context& context) const;
@@ -25,9 +25,9 @@ class Quantize {
 
 class NormBase {
  public:
-  static constexpr ort::ElementType kInputTypes[] = {
-      ort::ElementType::kFloat, ort::ElementType::kFloat, ort::ElementType::kFloat,
-      ort::ElementType::kFloat};
+  static constexpr ElementType kInputTypes[] = {
+      ElementType::kFloat, ElementType::kFloat, ElementType::kFloat,
+      ElementType::kFloat};
 
   explicit NormBase(const Attributes& attributes);
 
@@ -43,8 +43,8 @@ class NormBase {
 class Norm : public NormBase {
  public:
   static constexpr const char* kName = "Norm";
-  static constexpr ort::ElementType kOutputTypes[] = {ort::ElementType::kFloat,
-                                                      ort::ElementType::kFloat};
+  static constexpr ElementType kOutputTypes[] = {ElementType::kFloat,
+                                                      ElementType::kFloat};
   using NormBase::NormBase;
   void compute(const Context& context) const { NormBase::compute(context, false); }
 };
@@ -52,16 +52,16 @@ class Norm : public NormBase {
 class NormQuantize : public NormBase {
  public:
   static constexpr const char* kName = "NormQuantize";
-  static constexpr ort::ElementType kOutputTypes[] = {
-      ort::ElementType::kInt8, ort::ElementType::kFloat, ort::ElementType::kInt32,
-      ort::ElementType::kFloat};
+  static constexpr ElementType kOutputTypes[] = {
+      ElementType::kInt8, ElementType::kFloat, ElementType::kInt32,
+      ElementType::kFloat};
   using NormBase::NormBase;
   void compute(const Context& context) const { NormBase::compute(context, true); }
 };
 
 class ActivateBase {
  public:
-  static constexpr ort::ElementType kInputTypes[] = {ort::ElementType::kFloat};
+  static constexpr ElementType kInputTypes[] = {ElementType::kFloat};
 
   explicit ActivateBase(const Attributes& attributes);
 
@@ -77,7 +77,7 @@ class ActivateBase {
 class Activate : public ActivateBase {
  public:
   static constexpr const char* kName = "Activate";
-  static constexpr ort::ElementType kOutputTypes[] = {ort::ElementType::kFloat};
+  static constexpr ElementType kOutputTypes[] = {ElementType::kFloat};
   using ActivateBase::ActivateBase;
   void compute(const Context& context) const { ActivateBase::compute(context, false); }
 };
@@ -85,8 +85,8 @@ class Activate : public ActivateBase {
 class ActivateQuantize : public ActivateBase {
  public:
   static constexpr const char* kName = "ActivateQuantize";
-  static constexpr ort::ElementType kOutputTypes[] = {
-      ort::ElementType::kInt8, ort::ElementType::kFloat, ort::ElementType::kInt32};
+  static constexpr ElementType kOutputTypes[] = {
+      ElementType::kInt8, ElementType::kFloat, ElementType::kInt32};
   using ActivateBase::ActivateBase;
   void compute(const Context& context) const { ActivateBase::compute(context, true); }
 };
