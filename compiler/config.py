@@ -92,7 +92,9 @@ class BuildConfig(Frozen):
     backend: str = "onnxruntime"
     dtype: Literal["auto"] | FloatDType = Field(default="auto", description="auto: float32")
     quantization: Quantization = Field(default="none", description="of the linear layers' weights")
-    kv_cache_dtype: Literal["auto", "int8"] = Field(default="auto", description="auto: dtype")
+    kv_cache_dtype: Literal["auto", "int8", "fp8"] = Field(
+        default="auto", description="auto: dtype; fp8: float8_e4m3fn"
+    )
     device: Device | None = Field(default=None, description="None: the backend's first")
     compute_capabilities: tuple[Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]$")], ...] = Field(
         default=(),
@@ -111,13 +113,22 @@ class BuildConfig(Frozen):
     def _float32_around_integers(self) -> BuildConfig:
         for option, is_integer in (
             (f"--quantization {self.quantization}", self.quantization != "none"),
-            (f"--kv-cache-dtype {self.kv_cache_dtype}", self.kv_cache_dtype != "auto"),
+            (f"--kv-cache-dtype {self.kv_cache_dtype}", self.kv_cache_dtype == "int8"),
         ):
             if is_integer and self.weights_dtype != "float32":
                 raise BuildError(
                     f"{option} computes in float32 around its integers, not in {self.dtype}: "
                     "leave --dtype out"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _fp8_on_gpus(self) -> BuildConfig:
+        if self.kv_cache_dtype == "fp8" and self.backend not in TENSORRT_BACKENDS:
+            raise BuildError(
+                f"--kv-cache-dtype fp8 is of the backends {' and '.join(TENSORRT_BACKENDS)}, "
+                f"not of {self.backend}: leave it out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -175,7 +186,9 @@ class BuildConfig(Frozen):
 
     @property
     def cache_dtype(self) -> CacheDType:
-        return self.weights_dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+        if self.kv_cache_dtype == "auto":
+            return self.weights_dtype
+        return "float8_e4m3fn" if self.kv_cache_dtype == "fp8" else self.kv_cache_dtype
 
     def limits(self, max_positions: int) -> Limits:
         """The engine's limits for a model of `max_positions`; BuildError if it has too few."""

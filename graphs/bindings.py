@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-DType = Literal["int32", "int8", "float32", "float16", "bfloat16"]
+DType = Literal["int32", "int8", "float32", "float16", "bfloat16", "float8_e4m3fn"]
 
 # Symbolic dimensions.
 TOKENS = "T"  # tokens of all sequences in the step

@@ -11,7 +11,7 @@ from octavo.graphs import bindings
 from octavo.graphs.bindings import Binding, DType
 
 FloatDType = Literal["float32", "float16", "bfloat16"]
-CacheDType = FloatDType | Literal["int8"]
+CacheDType = FloatDType | Literal["int8", "float8_e4m3fn"]
 Quantization = Literal["none", "int8", "int4"]
 Device = Literal["cpu", "cuda"]
 SpeculativeMethod = Literal[
@@ -131,4 +131,11 @@ class PassRecord(Frozen):
     skipped: tuple[str, ...] = ()
 
 
-DTYPE_BYTES: dict[str, int] = {"int32": 4, "int8": 1, "float32": 4, "float16": 2, "bfloat16": 2}
+DTYPE_BYTES: dict[str, int] = {
+    "int32": 4,
+    "int8": 1,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+}

@@ -35,7 +35,7 @@ def build_engine(
         str, typer.Option(help="Of the linear layers' weights: none, int8 or int4.")
     ] = "none",
     kv_cache_dtype: Annotated[
-        str, typer.Option(help="Of cached keys and values: auto (as --dtype) or int8.")
+        str, typer.Option(help="Of cached keys and values: auto (as --dtype), int8 or fp8.")
     ] = "auto",
     device: Annotated[
         str | None,

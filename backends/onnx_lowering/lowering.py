@@ -66,6 +66,8 @@ class Layouts:
 
     k_transposed: bool = False  # keys within a cache block
     packed_linear: bool = False  # `octavo::Linear` for linear layers with float32 parameters
+    # Of the caches; None: as they were captured.
+    cache_dtype: torch.dtype | None = None
     # Operators of ours, by ONNX name, without their bodies: TensorRT prefers a body to a plugin.
     without_bodies: frozenset[str] = frozenset()
 
@@ -153,6 +155,9 @@ def to_onnx(program: CapturedProgram, layouts: Layouts) -> ir.Model:
     """
     graph = lower_graph(program.exported, layouts)
     _name_inputs(graph.inputs, program.inputs)
+    if layouts.cache_dtype is not None:
+        for cache in graph.inputs[len(program.inputs) :]:
+            cache.type = ir.TensorType(tensor_adapters.from_torch_dtype(layouts.cache_dtype))
     _name_outputs(graph.outputs, program.spec, graph.inputs[len(program.inputs) :])
     return _model(graph, layouts.without_bodies)
 

@@ -23,7 +23,7 @@ from octavo.backends.tensorrt.flavour import (
     RTX_CAPABILITIES,
     Flavour,
 )
-from octavo.graphs.errors import BackendError, BuildError
+from octavo.graphs.errors import BuildError
 from octavo.graphs.ops.paged_attention import SCHEMA as PAGED_ATTENTION
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from octavo.backends.tensorrt.executable import TensorRtExecutable
     from octavo.graphs.program import CapturedProgram
     from octavo.graphs.spec import Device
+
+_FP8 = "float8_e4m3fn"
 
 
 class TensorRtBackend:
@@ -53,10 +55,10 @@ class TensorRtBackend:
                 f"the {self.name} backend builds weights of floats, not of {kind.quantization}: "
                 "leave --quantization out, or build for another backend"
             )
-        if kind.kv_cache_dtype != kind.dtype:
+        if kind.kv_cache_dtype not in (kind.dtype, _FP8):
             raise BuildError(
-                f"the {self.name} backend keeps the cache in the dtype of the weights, "
-                f"{kind.dtype}, not in {kind.kv_cache_dtype}: leave --kv-cache-dtype out"
+                f"the {self.name} backend keeps the cache in {kind.dtype}, as the weights, or in "
+                f"fp8, not in {kind.kv_cache_dtype}: leave --kv-cache-dtype out"
             )
         for capability in kind.compute_capabilities:
             if self._flavour.sets_capabilities and capability not in RTX_CAPABILITIES:
@@ -140,13 +142,7 @@ class TensorRtBackend:
 
     def import_library(self) -> None:
         importlib.import_module("octavo.backends.tensorrt.executable")
-        try:
-            importlib.import_module(self._flavour.module)
-        except ImportError as error:
-            raise BackendError(
-                f"{self._flavour.title} is installed and cannot be imported ({error}): "
-                "install it again"
-            ) from error
+        self._flavour.load()
 
     def load(self, bundle: Path, manifest: Manifest, options: LoadOptions) -> TensorRtExecutable:
         from octavo.backends.tensorrt.executable import TensorRtExecutable

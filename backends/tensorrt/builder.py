@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
 import json
 import signal
 import sys
@@ -24,15 +23,15 @@ from octavo.backends.tensorrt.flavour import FLAVOURS, Flavour
 from octavo.backends.tensorrt.library_log import Log, last_error, make_log
 from octavo.backends.tensorrt.request import EngineReport, EngineRequest
 from octavo.backends.tensorrt.timing_cache import timing_cache
-from octavo.graphs.errors import BuildError
+from octavo.graphs.errors import BuildError, OctavoError
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def build(request: EngineRequest) -> EngineReport:
-    """Writes `request.engine`; raises BuildError, or OSError of the file."""
+    """Writes `request.engine`; raises BuildError, BackendError, or OSError of the file."""
     flavour = FLAVOURS[request.flavour]
-    trt = importlib.import_module(flavour.module)
+    trt = flavour.load()
     log = make_log(trt)
     plugin.register(trt)
     builder = trt.Builder(log)
@@ -96,7 +95,7 @@ def main(arguments: list[str]) -> None:
     request = EngineRequest.read(Path(arguments[0]))
     try:
         content: dict[str, Any] = asdict(build(request))
-    except BuildError as error:
+    except OctavoError as error:
         content = {"error": str(error), "errno": None}
     except Exception as error:
         number = error.errno if isinstance(error, OSError) else None

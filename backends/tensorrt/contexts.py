@@ -11,6 +11,7 @@ from octavo.backends.tensorrt import plugin
 from octavo.backends.tensorrt.flavour import Flavour
 from octavo.backends.tensorrt.library_log import Log, last_error, make_log
 from octavo.backends.tensorrt.step_shapes import Shape
+from octavo.backends.tensorrt.surroundings import Kernels, Surroundings, surrounded
 from octavo.graphs.errors import BackendError
 
 
@@ -39,7 +40,9 @@ class Context:
     def enqueue(self, stream: int) -> None:
         self._log.errors.clear()
         if not self._context.execute_async_v3(stream):
-            raise BackendError(f"TensorRT failed in a step: {last_error(self._log)}")
+            # The first error is the cause, what follows says who gave up because of it.
+            cause = self._log.errors[0] if self._log.errors else last_error(self._log)
+            raise BackendError(f"TensorRT failed in a step: {cause}")
 
     def is_capturable(self, stream: int) -> bool:
         """Whether a step of the shapes set can be recorded; TensorRT-RTX alone may say no."""
@@ -54,12 +57,12 @@ class Context:
 class EngineContexts:
     """Makes the contexts of an engine, all of which compute in the same memory, one at a time."""
 
-    def __init__(self, trt: Any, flavour: Flavour, path: Path, kernels: plugin.Kernels) -> None:
+    def __init__(self, trt: Any, flavour: Flavour, path: Path, kernels: Kernels) -> None:
         self._trt, self._flavour = trt, flavour
         self._log = make_log(trt)
         plugin.register(trt)
         self._runtime = trt.Runtime(self._log)
-        with plugin.kernels_of_plugins(kernels):
+        with surrounded(Surroundings(kernels, self._log.errors)):
             self._engine = self._deserialized(path)
         if self._engine is None:
             raise BackendError(

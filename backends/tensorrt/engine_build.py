@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
+import torch
 
 from octavo.backends import host
 from octavo.backends.base import BuildOptions, BuiltFiles
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 MODEL_FILE = "model.engine"
 KERNELS_FOLDER = "kernels"
-_LAYOUTS = Layouts(without_bodies=frozenset({plugin.NAME}))
 
 
 def build(
@@ -56,7 +56,11 @@ def build(
             num_attention_layers=len(program.spec.layers),
             options=options.tensorrt,
         )
-        ir.save(to_onnx(program, _LAYOUTS), request.model, external_data="model.onnx.data")
+        layouts = Layouts(
+            cache_dtype=getattr(torch, options.kv_cache_dtype),
+            without_bodies=frozenset({plugin.NAME}),
+        )
+        ir.save(to_onnx(program, layouts), request.model, external_data="model.onnx.data")
         report = run_builder(request, flavour, folder)
     return BuiltFiles(
         files=(MODEL_FILE, *(file for files in kernels.values() for file in files)),

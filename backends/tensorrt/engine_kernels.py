@@ -43,4 +43,6 @@ class EngineKernels:
         return self._loaded[shape]
 
     def close(self) -> None:
-        self._loaded.clear()
+        while self._loaded:
+            _, kernel = self._loaded.popitem()
+            kernel.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -84,7 +83,7 @@ class TensorRtExecutable:
     @classmethod
     def load(cls, bundle: Path, manifest: Manifest, flavour: Flavour) -> TensorRtExecutable:
         """Needs neither torch nor Triton: the kernels lie compiled in the bundle."""
-        trt = importlib.import_module(flavour.module)
+        trt = flavour.load()
         model = bundle / str(manifest.backend_data["model"])
         if not model.is_file():
             raise BackendError(f"{model} is missing: copy or build the engine again")

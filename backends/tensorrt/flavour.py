@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
+from typing import Any
 
 from octavo.backends.base import Tested
 from octavo.backends.libraries import version_of
+from octavo.graphs.errors import BackendError
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,16 @@ class Flavour:
     def version(self) -> str | None:
         """Of the installed library; None where there is none. Imports nothing."""
         return version_of(*self.distributions)
+
+    def load(self) -> Any:
+        """The library itself; raises BackendError where it cannot be imported."""
+        try:
+            return importlib.import_module(self.module)
+        except ImportError as error:
+            raise BackendError(
+                f"{self.title} cannot be imported ({error}): install Octavo with its extra "
+                f"[{self.extra}] again"
+            ) from error
 
     @property
     def missing(self) -> str:

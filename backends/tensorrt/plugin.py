@@ -6,22 +6,24 @@ TensorRT or TensorRT-RTX, is loaded.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from octavo.backends.tensorrt.surroundings import (
+    Attention,
+    Surroundings,
+    noted,
+    surroundings_of_new_plugins,
+)
 from octavo.graphs.errors import BackendError
 from octavo.graphs.ops.paged_attention import SCHEMA
 from octavo.graphs.ops.schema import DOMAIN, Attribute
 
 if TYPE_CHECKING:
     from octavo.backends.gpu_attention import AttentionShape
-    from octavo.backends.gpu_attention.launch import AttentionPointers
 
 NAME = SCHEMA.onnx_name
 VERSION = "1"
@@ -38,64 +40,19 @@ _FIELD_DTYPES = {"int": np.int32, "float": np.float32}  # as the ONNX parser pas
 Attributes = dict[str, int | float]
 
 
-class Attention(Protocol):
-    """One compiled kernel, loaded."""
-
-    def launch(
-        self,
-        pointers: AttentionPointers,
-        num_tokens: int,
-        num_seqs: int,
-        max_blocks: int,
-        stream: int,
-    ) -> None: ...
-
-
-class Kernels(Protocol):
-    """The loaded kernels of one engine."""
-
-    def attention(self, shape: AttentionShape) -> Attention:
-        """BackendError where the engine has none of that shape."""
-
-
-@dataclass
-class _Loading:
-    kernels: Kernels | None = None
-
-
-_loading = _Loading()
-_loading_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def kernels_of_plugins(kernels: Kernels) -> Iterator[None]:
-    """Plugins that TensorRT makes meanwhile, which it does while it loads an engine, use these."""
-    with _loading_lock:
-        _loading.kernels = kernels
-        try:
-            yield
-        finally:
-            _loading.kernels = None
-
-
-def register(trt: Any) -> None:
-    """Makes the plugin known to the library `trt`, once in a process."""
-    _register(trt)
+_registered: list[Any] = []  # creators, which TensorRT does not keep alive
 
 
 @functools.cache
-def _register(trt: Any) -> None:
+def register(trt: Any) -> None:
+    """Makes the plugin known to the library `trt`, once in a process."""
     creator = _classes(trt)[1]()
-    registry = trt.get_plugin_registry()
-    if not registry.register_creator(creator, NAMESPACE):
+    if not trt.get_plugin_registry().register_creator(creator, NAMESPACE):
         raise BackendError(
             f"{trt.__name__} did not take the plugin {NAMESPACE}::{NAME} version {VERSION}: "
             "another one of that name is registered"
         )
-    _KEPT.append(creator)  # TensorRT does not
-
-
-_KEPT: list[Any] = []
+    _registered.append(creator)
 
 
 def attributes_of(fields: Any) -> Attributes:
@@ -149,7 +106,7 @@ def _classes(trt: Any) -> tuple[Any, Any]:
     class PagedAttentionPlugin(
         trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV2, trt.IPluginV3OneRuntime
     ):
-        def __init__(self, attributes: Attributes, kernels: Kernels | None) -> None:
+        def __init__(self, attributes: Attributes, surroundings: Surroundings | None) -> None:
             trt.IPluginV3.__init__(self)
             trt.IPluginV3OneCore.__init__(self)
             trt.IPluginV3OneBuildV2.__init__(self)
@@ -159,7 +116,7 @@ def _classes(trt: Any) -> tuple[Any, Any]:
             self.plugin_namespace = NAMESPACE
             self.num_outputs = len(_OUTPUTS)
             self._attributes = attributes
-            self._kernels = kernels
+            self._surroundings = surroundings
             self._attention: Attention | None = None
 
         # --- core -------------------------------------------------------------------------------
@@ -168,7 +125,7 @@ def _classes(trt: Any) -> tuple[Any, Any]:
             return self
 
         def clone(self) -> Any:
-            return PagedAttentionPlugin(self._attributes, self._kernels)
+            return PagedAttentionPlugin(self._attributes, self._surroundings)
 
         # --- build ------------------------------------------------------------------------------
 
@@ -217,12 +174,13 @@ def _classes(trt: Any) -> tuple[Any, Any]:
             """There is one way only."""
 
         def on_shape_change(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-            if self._kernels is None:  # while it is built there is nothing to run
+            if self._surroundings is None:  # while it is built there is nothing to run
                 return
             dtype, cache_dtype = dtypes[inputs[QUERY].type], cache_dtypes[inputs[CACHE].type]
             dims = [tuple(description.dims) for description in inputs]
             shape = attention_shape(self._attributes, dims, dtype, cache_dtype)
-            self._attention = self._kernels.attention(shape)
+            with noted(self._surroundings):
+                self._attention = self._surroundings.kernels.attention(shape)
 
         def attach_to_context(self, context: Any) -> Any:
             return self.clone()
@@ -248,7 +206,7 @@ def _classes(trt: Any) -> tuple[Any, Any]:
             workspace: int,
             stream: int,
         ) -> None:
-            if self._attention is None:
+            if self._attention is None or self._surroundings is None:
                 raise BackendError(f"the plugin {NAME} runs in an engine that Octavo loaded only")
             from octavo.backends.gpu_attention.launch import AttentionPointers
 
@@ -256,7 +214,8 @@ def _classes(trt: Any) -> tuple[Any, Any]:
             pointers = AttentionPointers(**given, output=int(output_addresses[ATTENTION]))
             num_seqs, max_blocks = inputs[BLOCK_TABLES].dims
             num_tokens = inputs[QUERY].dims[0]
-            self._attention.launch(pointers, num_tokens, num_seqs, max_blocks, int(stream))
+            with noted(self._surroundings):
+                self._attention.launch(pointers, num_tokens, num_seqs, max_blocks, int(stream))
 
     class PagedAttentionCreator(trt.IPluginCreatorV3One):
         def __init__(self) -> None:
@@ -272,7 +231,7 @@ def _classes(trt: Any) -> tuple[Any, Any]:
             )
 
         def create_plugin(self, name: str, fields: Any, phase: Any) -> Any:
-            return PagedAttentionPlugin(attributes_of(fields), _loading.kernels)
+            return PagedAttentionPlugin(attributes_of(fields), surroundings_of_new_plugins())
 
     return PagedAttentionPlugin, PagedAttentionCreator
 

@@ -214,7 +214,11 @@ class Context:
             return False
         self.engine.executed.append(self.profile)
         for layer, plugin in enumerate(self.plugins):
-            self._enqueue_plugin(layer, plugin, stream)
+            try:
+                self._enqueue_plugin(layer, plugin, stream)
+            except Exception:  # which pybind11 prints
+                self.engine.log.log(Severity.ERROR, "Error Code 6: API Usage Error (enqueueV3)")
+                return False
         shapes, addresses = dict(self.shapes), dict(self.addresses)
         fake.cuda.enqueue(lambda: compute(fake.cuda, shapes, addresses, self.engine.content))
         return True

@@ -28,6 +28,7 @@ from octavo.compiler import BuildConfig, build_engine
 from octavo.graphs.errors import BackendError, BuildError
 from tests.backend import fake_gpu_attention
 from tests.parity import tiny_models
+from tests.unit.drafter_heads_files import medusa_tensors, write
 
 pytest.importorskip("tensorrt_rtx")
 
@@ -174,6 +175,32 @@ def test_other_architectures(
     assert len(manifest.backend_data["kernels"]["8.9"]) == num_kernels
 
 
+def test_a_cache_of_fp8(tmp_path: Path) -> None:
+    manifest = build(tmp_path, "llama", kv_cache_dtype="fp8", compute_capabilities=("8.0", "8.9"))
+    assert (manifest.dtype, manifest.kv_cache_dtype) == ("float16", "float8_e4m3fn")
+    assert manifest.cache_block_bytes == 2 * 2 * 2 * 16 * 16  # layers, planes, heads, rows, bytes
+    (image,) = map(
+        fake_gpu_attention.KernelImage.from_bytes,
+        (path.read_bytes() for path in tmp_path.glob("engine/kernels/8.9/*")),
+    )
+    assert (image.shape.dtype, image.shape.cache_dtype) == ("float16", "float8_e4m3fn")
+
+
+def test_a_drafter_is_an_engine_of_its_own(tmp_path: Path) -> None:
+    """Of heads, without attention. There is no acceptance graph: drafts are accepted exactly."""
+    config = {"medusa_num_heads": 3, "medusa_num_layers": 1}
+    tensors = medusa_tensors(3, vocab_size=tiny_models.VOCAB_SIZE, hidden_size=64)
+    heads = write(tmp_path / "heads", config, tensors, "medusa_lm_head.safetensors")
+    chosen = [{"method": "medusa", "model": str(heads), "num_speculative_tokens": 3}]
+    manifest = build(tmp_path, "llama", compute_capabilities=("8.9",), speculative=chosen)
+    assert manifest.accept_file is None
+    assert "hidden_states" in manifest.backend_data["outputs"]
+    drafter = read_manifest(tmp_path / "engine/drafter/medusa")
+    assert drafter.backend_data["inputs"] == ["token_ids", "features"]
+    assert drafter.backend_data["kernels"] == {}
+    assert drafter.backend_data["plugin"]["layers"] == 0
+
+
 def test_every_option_is_taken(tmp_path: Path) -> None:
     options = {"builder_optimization_level": 0, "workspace_mib": 64, "weight_streaming": True}
     manifest = build(tmp_path, "llama", compute_capabilities=("8.9",), tensorrt=options)
@@ -188,7 +215,10 @@ def test_every_option_is_taken(tmp_path: Path) -> None:
     [
         ({"compute_capabilities": ("9.0",)}, "does not build for compute capability 9.0: choose"),
         ({"quantization": "int8", "dtype": "auto"}, "builds weights of floats, not of int8"),
-        ({"kv_cache_dtype": "int8", "dtype": "auto"}, "float32, not in int8: leave --kv-cache"),
+        (
+            {"kv_cache_dtype": "int8", "dtype": "auto"},
+            r"in float32, .* or in fp8, not in int8: leave",
+        ),
         ({"device": "cpu"}, "does not build for the device cpu: choose cuda"),
     ],
 )
@@ -207,8 +237,8 @@ def test_what_cannot_be_built_is_refused_at_once(
 
 def test_tensorrt_itself_builds_where_its_gpu_is() -> None:
     kind = EngineKind(dtype="float16", kv_cache_dtype="float16", device="cuda")
-    with pytest.raises(BuildError, match="TensorRT is not installed here"):
-        registry.get("tensorrt").require(kind, 16)
+    reason = registry.get("tensorrt").can_build(kind).reason
+    assert str(reason).startswith("TensorRT is not installed here (there is no package tensorrt-")
 
 
 def one_node(folder: Path, op: str, domain: str = "", **attributes: Any) -> EngineRequest:
@@ -334,6 +364,19 @@ def test_a_full_disk_is_the_reason_of_the_error(tmp_path: Path) -> None:
         run(request)
     assert isinstance(raised.value.__cause__, OSError)
     assert raised.value.__cause__.errno == 28
+
+
+def test_a_library_that_cannot_be_imported_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tensorrt_rtx.py").write_text("raise ImportError('libcuda.so.1: no such file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BuildError) as raised:
+        run(one_node(tmp_path, "Relu"))
+    assert str(raised.value) == (
+        "TensorRT-RTX cannot be imported (libcuda.so.1: no such file): install Octavo with its "
+        "extra [tensorrt-rtx] again"
+    )
 
 
 def test_a_request_survives_its_file(tmp_path: Path) -> None:

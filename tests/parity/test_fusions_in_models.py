@@ -181,6 +181,27 @@ def test_lowered_graphs_run_by_their_function_bodies(model_type: str, rows: list
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4 * 256)
 
 
+def test_a_backend_may_choose_the_caches_type_and_leave_bodies_out() -> None:
+    """As TensorRT does, whose parser prefers a body to a plugin."""
+    program = captured("llama")
+    program = replace(program, exported=remove_dead_code(functionalize(program.exported)[0])[0])
+    ours = {"PagedAttention"}
+    whole = to_onnx(program, Layouts())
+    assert {function.name for function in whole.functions.values()} == ours
+    bare = to_onnx(
+        program,
+        Layouts(without_bodies=frozenset(ours), cache_dtype=torch.float8_e4m3fn),
+    )
+    assert not bare.functions
+    caches = [
+        value
+        for value in (*bare.graph.inputs, *bare.graph.outputs)
+        if cast(str, value.name).startswith("kv_cache")
+    ]
+    assert [value.dtype for value in caches] == [ir.DataType.FLOAT8E4M3FN] * 4
+    assert bare.graph.outputs[0].dtype == ir.DataType.FLOAT
+
+
 def test_packed_layers_get_bias_and_residual() -> None:
     model = to_onnx(fused_program("gpt2"), Layouts(packed_linear=True))
     layers = [node for node in model.graph if node.op_type == "Linear"]

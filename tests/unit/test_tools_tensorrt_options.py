@@ -84,6 +84,18 @@ def test_other_backends_refuse_them(configs: list[BuildConfig]) -> None:
     assert configs == []
 
 
+def test_a_cache_of_fp8_is_theirs_too(configs: list[BuildConfig]) -> None:
+    options = ["--model=m", "--output=e", "--kv-cache-dtype=fp8", "--dtype=bfloat16"]
+    result = CliRunner().invoke(app, options)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "--kv-cache-dtype fp8 is of the backends tensorrt and tensorrt_rtx, not of" in (
+        result.stderr
+    )
+    assert configs == []
+    CliRunner().invoke(app, [*options, "--backend=tensorrt"])
+    assert [config.cache_dtype for config in configs] == ["float8_e4m3fn"]
+
+
 def test_rtx_has_no_timing_cache(configs: list[BuildConfig]) -> None:
     result = invoke("timing_cache=t")
     assert (result.exit_code, result.stdout) == (1, "")
