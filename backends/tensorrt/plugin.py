@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from octavo.graphs.ops.schema import DOMAIN, Attribute
 
 if TYPE_CHECKING:
     from octavo.backends.gpu_attention import AttentionShape
+    from octavo.graphs.spec import FloatDType
 
 NAME = SCHEMA.onnx_name
 VERSION = "1"
@@ -68,7 +69,10 @@ def attributes_of(fields: Any) -> Attributes:
 
 
 def attention_shape(
-    attributes: Attributes, dims: Sequence[Sequence[int]], dtype: str, cache_dtype: str
+    attributes: Attributes,
+    dims: Sequence[Sequence[int]],
+    dtype: FloatDType,
+    cache_dtype: FloatDType | Literal["float8_e4m3fn"],
 ) -> AttentionShape:
     """What the kernel is compiled for; `dims` are those of the inputs of `SCHEMA`."""
     from octavo.backends.gpu_attention import AttentionShape
@@ -93,12 +97,12 @@ def attention_shape(
 @functools.cache
 def _classes(trt: Any) -> tuple[Any, Any]:
     """(plugin, creator) derived from the classes of the library `trt`."""
-    dtypes = {
+    dtypes: dict[Any, FloatDType] = {
         trt.DataType.FLOAT: "float32",
         trt.DataType.HALF: "float16",
         trt.DataType.BF16: "bfloat16",
     }
-    cache_dtypes = dict(dtypes)
+    cache_dtypes: dict[Any, FloatDType | Literal["float8_e4m3fn"]] = {**dtypes}
     if hasattr(trt.DataType, "FP8"):
         cache_dtypes[trt.DataType.FP8] = "float8_e4m3fn"
     fixed = {"int32": trt.DataType.INT32, "float32": trt.DataType.FLOAT}

@@ -56,7 +56,7 @@ SPEC = ModelSpec(
     sampled_vocab_size=VOCAB,
 )
 ATTRIBUTES = {"scale": 0.1, "causal": 1, "sliding_window": 0, "softcap": 0.0, "k_transposed": 0}
-SHAPE = fake_gpu_attention.AttentionShape(
+SHAPE: Any = fake_gpu_attention.AttentionShape(
     num_heads=4,
     num_kv_heads=2,
     head_size=8,
