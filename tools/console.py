@@ -96,6 +96,12 @@ def print_tables(*tables: Table, stderr: bool = False) -> None:
         console.print(shown)
 
 
+def one_line(text: str, width: int = 60) -> str:
+    """A text for a table: line ends are written out, what is too long is cut."""
+    line = text.replace("\n", "\\n")
+    return line if len(line) <= width else line[: width - 3] + "..."
+
+
 def size(num_bytes: int) -> str:
     """`num_bytes` for people: 512 B, 1.5 KiB, 513.1 MiB."""
     value, units = float(num_bytes), ["B", "KiB", "MiB", "GiB"]

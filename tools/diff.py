@@ -118,7 +118,7 @@ def _print(rows: list[PromptComparison], tolerance: float) -> None:
     for row in rows:
         equal = row.same_tokens and row.max_logit_difference <= tolerance
         table.add_row(
-            _shown(row.prompt),
+            console.one_line(row.prompt),
             str(row.num_prompt_tokens),
             f"{row.max_logit_difference:.2e}",
             str(row.max_difference_index),
@@ -139,15 +139,10 @@ def _located(row: PromptComparison, tokenizer: Tokenizer | None) -> str:
         return f"{list(ids)}" if tokenizer is None else repr(tokenizer.decode(ids))
 
     return (
-        f"{_shown(row.prompt)!r} diverges at generated token {found.index} ({kind}), after "
+        f"{console.one_line(row.prompt)!r} diverges at generated token {found.index} ({kind}), after "
         f"{text(*before)}:\n"
         f"  first engine   {text(found.token_a)} {found.logits_a[0]:.6f}, "
         f"the other's {text(found.token_b)} {found.logits_a[1]:.6f}\n"
         f"  second engine  {text(found.token_b)} {found.logits_b[1]:.6f}, "
         f"the other's {text(found.token_a)} {found.logits_b[0]:.6f}"
     )
-
-
-def _shown(prompt: str) -> str:
-    line = prompt.replace("\n", "\\n")
-    return line if len(line) <= 60 else line[:57] + "..."

@@ -218,7 +218,7 @@ def _print(rows: list[Comparison], tolerance: float) -> None:
         if row.first_divergence is not None:
             where = f"token {row.first_divergence}" + (" (a tie)" if row.is_tie else "")
         table.add_row(
-            row.prompt.replace("\n", "\\n"),
+            console.one_line(row.prompt),
             str(row.num_prompt_tokens),
             f"{row.max_logit_difference:.2e}",
             f"{row.num_equal_tokens} of {row.num_tokens}",
@@ -235,7 +235,7 @@ def _print_agreement(rows: list[Agreement], share: float, least: float) -> None:
     )  # fmt: skip
     for row in rows:
         table.add_row(
-            row.prompt.replace("\n", "\\n"),
+            console.one_line(row.prompt),
             str(row.num_prompt_tokens),
             f"{row.num_equal_predictions} of {row.num_tokens}",
         )

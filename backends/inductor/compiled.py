@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +45,19 @@ def machine_options() -> tuple[dict[str, Any], tuple[str, ...]]:
     return {}, ()
 
 
-def compile_package(module: fx.GraphModule, package: Path) -> dict[str, Tensor]:
+def compile_package(
+    module: fx.GraphModule, package: Path, machine: Mapping[str, Any]
+) -> dict[str, Tensor]:
     """Writes the code of `module` to `package`; returns the tensors that it reads, by name.
 
-    The example inputs are those that the graph was captured with, sizes symbolic. Raises BuildError
-    with the compiler's reason.
+    The example inputs are those that the graph was captured with, sizes symbolic. `machine`:
+    options of the compiler. Raises BuildError with its reason.
     """
     examples = tuple(node.meta["val"] for node in module.graph.find_nodes(op="placeholder"))
     options = {
         "aot_inductor.package": True,
         "aot_inductor.package_constants_in_so": False,
-        **machine_options()[0],
+        **machine,
     }
     with warnings.catch_warnings(), tempfile.TemporaryDirectory(dir=package.parent) as folder:
         warnings.simplefilter("ignore")

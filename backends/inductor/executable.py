@@ -21,6 +21,8 @@ from octavo.backends.host_caches import HostCaches, no_cache
 from octavo.backends.inductor.weights import map_weights
 from octavo.backends.kernels import torch_operators
 from octavo.backends.step_checks import check_shapes, no_acceptance_graph
+from octavo.backends.torch_cuda.executable import TorchCudaExecutable
+from octavo.backends.torch_cuda.operator import operator as operator_on_cuda
 from octavo.graphs.errors import BackendError
 from octavo.graphs.ops.accept import SCHEMA as ACCEPT
 
@@ -37,10 +39,8 @@ class InductorExecutable:
         self._bundle = bundle
         self._accept_file = manifest.accept_file
         self._accept: CompiledPackage | None = None  # until it is needed
-        self._weights = map_weights(bundle / files["weights"], bundle / files["weights_index"])
-        self._package: CompiledPackage | None = CompiledPackage(
-            bundle / files["model"], self._weights
-        )
+        weights = map_weights(bundle / files["weights"], bundle / files["weights_index"])
+        self._package: CompiledPackage | None = CompiledPackage(bundle / files["model"], weights)
         self._caches = HostCaches(
             manifest.spec.kv_cache_bindings(manifest.limits.block_size, manifest.kv_cache_dtype)
         )
@@ -72,14 +72,13 @@ class InductorExecutable:
                 raise no_acceptance_graph()
             self._accept = CompiledPackage(self._bundle / self._accept_file, {})
         operands = [torch.from_numpy(getattr(inputs, one.name)) for one in ACCEPT.inputs]
-        tokens: Int32Array = self._accept.run(operands)[0].numpy()
+        tokens: Int32Array = self._accept.only(operands).numpy()
         return tokens
 
     def close(self) -> None:
         self._unbind()
         self._caches.free()
         self._package = self._accept = None
-        self._weights = {}
 
     def _bind(self, inputs: StepInputs) -> None:
         """The object is kept, so it tells that nothing else is bound."""
@@ -94,8 +93,25 @@ class InductorExecutable:
         self._arguments = []
 
 
+def load_on_cuda(
+    bundle: Path, manifest: Manifest, options: LoadOptions, device: str
+) -> TorchCudaExecutable:
+    """Weights are copied to the device; acceptance runs on the host, where the logits are."""
+    operator_on_cuda()  # which the compiled code calls
+    files = manifest.backend_data
+    mapped = map_weights(bundle / files["weights"], bundle / files["weights_index"])
+    weights = {name: tensor.to(device) for name, tensor in mapped.items()}
+    return TorchCudaExecutable(
+        manifest,
+        options,
+        CompiledPackage(bundle / files["model"], weights).run,
+        lambda: CompiledPackage(bundle / str(manifest.accept_file), {}).only,
+        computes_empty=True,
+    )
+
+
 class CompiledPackage:
-    """The compiled code of a `.pt2` package; `weights` must live as long as it does."""
+    """The compiled code of a `.pt2` package, and the weights that it reads where they lie."""
 
     def __init__(self, package: Path, weights: dict[str, Tensor]) -> None:
         torch_operators.operators()  # which the compiled code calls
@@ -103,6 +119,7 @@ class CompiledPackage:
             self._loader: Any = torch._C._aoti.AOTIModelPackageLoader(
                 str(package), "model", True, 1, -1
             )
+            self._weights = weights
             needed = {name: weights[name] for name in self._loader.get_constant_fqns()}
             self._loader.load_constants(needed, False, True, True, False)
         except (RuntimeError, KeyError) as error:
@@ -110,10 +127,15 @@ class CompiledPackage:
                 f"torch {torch.__version__} cannot load {package} ({error}): build the engine again"
             ) from error
 
-    def run(self, arguments: list[Tensor]) -> list[Tensor]:
+    def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
         try:
             outputs: list[Tensor] = self._loader.run(arguments)
         except RuntimeError as error:
             reason = torch_operators.take_error() or str(error)
             raise BackendError(f"the compiled graph failed in a step: {reason}") from error
         return outputs
+
+    def only(self, arguments: Sequence[Tensor]) -> Tensor:
+        """The output of a graph that has one."""
+        (output,) = self.run(arguments)
+        return output

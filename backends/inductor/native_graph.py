@@ -1,4 +1,4 @@
-"""The captured graph with Octavo's native operators: packed linear layers, caches changed in place.
+"""The captured graph with Octavo's native operators, which change the caches in place.
 
 What is left to AOTInductor is what our kernels do not cover.
 """
@@ -6,14 +6,17 @@ What is left to AOTInductor is what our kernels do not cover.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
+from torch.export.passes import move_to_device_pass
 
 from octavo.backends.kernels import torch_operators
+from octavo.backends.torch_cuda.operator import operator as operator_on_cuda
 from octavo.graphs.ops import fused_paged_attention, linear, linear_torch, paged_attention
 from octavo.graphs.ops.schema import DOMAIN, OperatorSchema
 
@@ -32,24 +35,46 @@ _ADDMM = torch.ops.aten.addmm.default
 
 
 def native_module(exported: ExportedProgram) -> fx.GraphModule:
-    """The program with native operators, its inputs and caches as plain arguments.
+    """The program for CPUs, its inputs and caches as plain arguments.
 
-    It returns no caches, but changes those it is given; a block's keys are transposed in them.
+    Linear layers are packed. It returns no caches, but changes those it is given; a block's keys
+    are transposed in them.
     """
+    return _rewritten(exported, Natives(torch_operators.operators(), packs=True, k_transposed=1))
+
+
+def cuda_module(exported: ExportedProgram, device: str) -> fx.GraphModule:
+    """The program on `device`, with attention by our kernel there, caches as they are declared."""
+    attention = {paged_attention.SCHEMA.name: operator_on_cuda()}
+    moved = move_to_device_pass(exported, device)
+    return _rewritten(moved, Natives(attention, packs=False, k_transposed=0))
+
+
+@dataclass(frozen=True)
+class Natives:
+    """Operators by the name of the reference that each stands for, and how they want the graph."""
+
+    operators: Mapping[str, Any]
+    packs: bool  # whether linear layers become `linear` with packed weights
+    k_transposed: int
+
+
+def _rewritten(exported: ExportedProgram, natives: Natives) -> fx.GraphModule:
     module = exported.module(check_guards=False)
     if not isinstance(module, fx.GraphModule):
         raise TypeError("an exported program's module is a graph")
-    _Rewriting(module).run()
+    _Rewriting(module, natives).run()
     return fx.GraphModule(module, module.graph)  # without the weights that were packed
 
 
 class _Rewriting:
     """Changes the nodes of one module."""
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, natives: Natives) -> None:
         self._module = module
         self._graph = module.graph
-        self._native = torch_operators.operators()
+        self._natives = natives
+        self._native = natives.operators
         self._packed: dict[tuple[str, bool], str] = {}
 
     def run(self) -> None:
@@ -62,12 +87,13 @@ class _Rewriting:
 
     def _rewrite(self, node: fx.Node) -> None:
         if node.target in (_LINEAR, _ADDMM):
-            self._pack(node)
+            if self._natives.packs:
+                self._pack(node)
         elif isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == DOMAIN:
             name = node.target._opname
             if name == linear.LINEAR_RESIDUAL.name:
                 self._pack_with_residual(node)
-            elif name in _SCHEMAS:
+            elif name in self._native:
                 self._make_native(node, _SCHEMAS[name])
 
     def _make_native(self, node: fx.Node, schema: OperatorSchema) -> None:
@@ -75,7 +101,7 @@ class _Rewriting:
         operands = [self._contiguous(cast(fx.Node, operand)) for operand in node.args[:count]]
         attributes = list(node.args[count:])
         if schema.name in _ATTENTIONS:
-            attributes[_K_TRANSPOSED] = 1
+            attributes[_K_TRANSPOSED] = self._natives.k_transposed
         native = self._graph.call_function(self._native[schema.name], (*operands, *attributes))
         if not schema.changed_inputs:
             _replace(node, native)

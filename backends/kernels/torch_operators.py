@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from octavo.graphs.ops import (
     paged_attention_torch,
     quantization_torch,
     quantized_linear_torch,
+    torch_library,
 )
 from octavo.graphs.ops.accept import SCHEMA as ACCEPT
 from octavo.graphs.ops.activation import ACTIVATE, ACTIVATE_QUANTIZE
@@ -36,7 +36,7 @@ from octavo.graphs.ops.norm import NORM, NORM_QUANTIZE
 from octavo.graphs.ops.paged_attention import SCHEMA as PAGED_ATTENTION
 from octavo.graphs.ops.quantization import SCHEMA as QUANTIZE
 from octavo.graphs.ops.quantized_linear import SCHEMA as QUANTIZED_LINEAR
-from octavo.graphs.ops.schema import DOMAIN, OperatorSchema
+from octavo.graphs.ops.schema import OperatorSchema
 
 LIBRARY = "octavo_native"
 
@@ -78,7 +78,9 @@ def operators() -> dict[str, Any]:
     library = _torch_library.Library(LIBRARY, "FRAGMENT")
     for schema in SCHEMAS:
         library.define(schema.in_place_torch_schema)
-        _torch_library.register_fake(f"{LIBRARY}::{schema.name}", _shapes(schema), lib=library)
+        _torch_library.register_fake(
+            f"{LIBRARY}::{schema.name}", torch_library.in_place_shapes(schema), lib=library
+        )
         native.implement(schema)
     _KEPT.append(library)
     namespace = getattr(torch.ops, LIBRARY)
@@ -119,15 +121,3 @@ def _check(sentence: bytes | None) -> None:
         raise BackendError(
             f"the native operators cannot be used by torch {torch.__version__}: {sentence.decode()}"
         )
-
-
-def _shapes(schema: OperatorSchema) -> Callable[..., Any]:
-    """The results' shapes: those of the reference, less what is changed in place."""
-
-    def shapes(*arguments: Any) -> Any:
-        results = getattr(getattr(torch.ops, DOMAIN), schema.name)(*arguments)
-        results = results if isinstance(results, tuple) else (results,)
-        kept = [one for i, one in enumerate(results) if i not in schema.changed_inputs]
-        return kept[0] if len(kept) == 1 else tuple(kept)
-
-    return shapes

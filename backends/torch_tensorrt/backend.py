@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from octavo.backends.manifest import Manifest
-    from octavo.backends.torch_tensorrt.executable import TorchTensorRTExecutable
+    from octavo.backends.torch_cuda.executable import TorchCudaExecutable
     from octavo.graphs.program import CapturedProgram
     from octavo.graphs.spec import Device
 
@@ -114,9 +114,7 @@ class TorchTensorRTBackend:
         importlib.import_module("octavo.backends.torch_tensorrt.executable")
         libraries.torch_tensorrt()
 
-    def load(
-        self, bundle: Path, manifest: Manifest, options: LoadOptions
-    ) -> TorchTensorRTExecutable:
-        from octavo.backends.torch_tensorrt.executable import TorchTensorRTExecutable
+    def load(self, bundle: Path, manifest: Manifest, options: LoadOptions) -> TorchCudaExecutable:
+        from octavo.backends.torch_tensorrt import executable
 
-        return TorchTensorRTExecutable(bundle / MODEL_FILE, manifest, options)
+        return executable.load(bundle / MODEL_FILE, manifest, options)

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from octavo.backends.torch_tensorrt import libraries, operator
+from octavo.backends.torch_cuda import operator
+from octavo.backends.torch_tensorrt import libraries
 from octavo.graphs.errors import BackendError
 from octavo.graphs.ops.paged_attention_torch import OPERATOR as PAGED_ATTENTION
 

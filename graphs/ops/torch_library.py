@@ -24,3 +24,15 @@ def register(
     _LIBRARY.impl(schema.name, implementation, "CompositeExplicitAutograd")
     _torch_library.register_fake(f"{DOMAIN}::{schema.name}", fake, lib=_LIBRARY)
     return getattr(getattr(torch.ops, DOMAIN), schema.name).default
+
+
+def in_place_shapes(schema: OperatorSchema) -> Callable[..., Any]:
+    """For `register_fake` of an operator that changes inputs: the reference's other results."""
+
+    def shapes(*arguments: Any) -> Any:
+        results = getattr(getattr(torch.ops, DOMAIN), schema.name)(*arguments)
+        results = results if isinstance(results, tuple) else (results,)
+        kept = [one for i, one in enumerate(results) if i not in schema.changed_inputs]
+        return kept[0] if len(kept) == 1 else tuple(kept)
+
+    return shapes

@@ -17,11 +17,14 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+import psutil
 import pytest
 
 from octavo.backends.base import Executable, StepInputs
 from octavo.graphs.errors import BackendError, BundleError, IncompatibleEngineError
 from octavo.runtime import LLM, SamplingParams
+from octavo.tools.comparison import compare
+from octavo.tools.greedy import GreedyDecoder
 from tests.backend.steps import BLOCK_SIZE, Sequence, pack, run_step
 from tests.backend.tiny_engines import NUM_BLOCKS, Logits, TinyEngine, TinyEngines
 from tests.parity.tiny_models import VOCAB_SIZE
@@ -212,6 +215,24 @@ def test_running_before_a_cache_is_there(engine: TinyEngine) -> None:
     executable.close()
     with pytest.raises(BackendError, match="the engine is closed or has no cache"):
         whole(executable)
+
+
+def test_memory_comes_with_the_cache_and_goes_with_it(engine: TinyEngine) -> None:
+    """128 MiB of cache, twice; steps in between ask for nothing more."""
+    process = psutil.Process()
+    num_blocks = (128 << 20) // engine.manifest.cache_block_bytes
+    executable = engine.load()
+    whole(executable)
+    before = process.memory_info().rss
+    for _ in range(2):
+        executable.allocate_kv_cache(num_blocks)
+        for _ in range(3):
+            whole(executable, dataclasses.replace(SEQUENCE, blocks=range(4)))
+    grown = process.memory_info().rss - before
+    assert grown < 160 << 20, f"two caches of 128 MiB, one after the other, took {grown} bytes"
+    executable.close()
+    left = process.memory_info().rss - before
+    assert left < 32 << 20, f"{left} bytes are still held after close"
 
 
 Change = Callable[[StepInputs], StepInputs]
@@ -439,6 +460,22 @@ def test_the_onnx_file_runs_without_the_kernels(tiny_engines: TinyEngines) -> No
     step = dataclasses.asdict(pack([(SEQUENCE, 49, 50)]))
     found, *_ = session.run(None, {**step, **caches})
     np.testing.assert_allclose(found, continued, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "model_type", ["llama", "qwen2", "qwen3", "gemma2", "gpt2", "phi3", "mixtral", "gpt_oss"]
+)
+def test_backends_agree_on_tokens_and_logits(tiny_engines: TinyEngines, model_type: str) -> None:
+    """The torch engine's greedy tokens are every other's, up to ties; logits within 1e-3."""
+    prompts = {str(len(s.tokens)): s.tokens.tolist() for s in (SEQUENCE, OTHER, THIRD)}
+    with GreedyDecoder(tiny_engines.get("torch", model_type).path, num_threads=1) as oracle:
+        for backend in ("inductor", "onnxruntime"):
+            path = tiny_engines.get(backend, model_type).path
+            with GreedyDecoder(path, num_threads=1) as other:
+                rows = compare(oracle, other, prompts, max_tokens=16, tie=1e-3)
+            for row in rows:
+                assert row.max_logit_difference <= 1e-3, (backend, row)
+                assert row.same_tokens, (backend, row)
 
 
 def test_backends_agree_on_greedy_tokens(tiny_engines: TinyEngines) -> None:

@@ -19,7 +19,8 @@ import torch
 from octavo.backends import cuda_devices, registry
 from octavo.backends.base import EngineKind, Executable, LoadOptions
 from octavo.backends.bundle import read_manifest
-from octavo.backends.torch_tensorrt import compiling, executable, libraries, operator
+from octavo.backends.torch_cuda import executable, operator
+from octavo.backends.torch_tensorrt import compiling, libraries
 from octavo.compiler import BuildConfig, build_engine
 from octavo.compiler.config import SpeculativeConfig
 from octavo.graphs.errors import BackendError, BuildError

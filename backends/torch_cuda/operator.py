@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from octavo.graphs.ops import torch_library
 from octavo.graphs.ops.paged_attention import SCHEMA
 from octavo.graphs.ops.paged_attention_torch import paged_attention_ as reference
 
@@ -26,6 +27,8 @@ def operator() -> Any:
     """The operator, which is registered on the first call; attributes as in the schema."""
     library = _torch_library.Library(LIBRARY, "FRAGMENT")
     library.define(SCHEMA.in_place_torch_schema)
+    shapes = torch_library.in_place_shapes(SCHEMA)
+    _torch_library.register_fake(f"{LIBRARY}::{SCHEMA.name}", shapes, lib=library)
     library.impl(SCHEMA.name, reference, "CPU")
     library.impl(SCHEMA.name, _on_cuda, "CUDA")
     _KEPT.append(library)
