@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from octavo import compiler
+from octavo.backends import registry
 from octavo.backends.base import TensorRtOptions
 from octavo.compiler import BuildConfig
 from octavo.compiler.config import TensorRtConfig
