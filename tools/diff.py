@@ -139,8 +139,8 @@ def _located(row: PromptComparison, tokenizer: Tokenizer | None) -> str:
         return f"{list(ids)}" if tokenizer is None else repr(tokenizer.decode(ids))
 
     return (
-        f"{console.one_line(row.prompt)!r} diverges at generated token {found.index} ({kind}), after "
-        f"{text(*before)}:\n"
+        f"{console.one_line(row.prompt)!r} diverges at generated token {found.index} ({kind}), "
+        f"after {text(*before)}:\n"
         f"  first engine   {text(found.token_a)} {found.logits_a[0]:.6f}, "
         f"the other's {text(found.token_b)} {found.logits_a[1]:.6f}\n"
         f"  second engine  {text(found.token_b)} {found.logits_b[1]:.6f}, "

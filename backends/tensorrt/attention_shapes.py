@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
+
+from octavo.backends.gpu_attention.shape import GpuCacheDType
+from octavo.graphs.spec import FloatDType
 
 if TYPE_CHECKING:
     from octavo.backends.gpu_attention import AttentionShape
@@ -39,6 +42,6 @@ def _shape(layer: AttentionSpec, block_size: int, dtype: str, cache_dtype: str) 
         softcap=float32(layer.softcap),
         has_sinks=layer.has_sinks,
         has_alibi=layer.has_alibi,
-        dtype=dtype,
-        cache_dtype=cache_dtype,
+        dtype=cast(FloatDType, dtype),
+        cache_dtype=cast(GpuCacheDType, cache_dtype),
     )

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from octavo.backends.gpu_attention.shape import GpuCacheDType
 from octavo.backends.tensorrt.surroundings import (
     Attention,
     Surroundings,
@@ -21,6 +22,7 @@ from octavo.backends.tensorrt.surroundings import (
 from octavo.graphs.errors import BackendError
 from octavo.graphs.ops.paged_attention import SCHEMA
 from octavo.graphs.ops.schema import DOMAIN, Attribute
+from octavo.graphs.spec import FloatDType
 
 if TYPE_CHECKING:
     from octavo.backends.gpu_attention import AttentionShape
@@ -85,8 +87,8 @@ def attention_shape(
         softcap=float(attributes["softcap"]),
         has_sinks=dims[SINKS][0] > 0,
         has_alibi=dims[ALIBI_SLOPES][0] > 0,
-        dtype=dtype,
-        cache_dtype=cache_dtype,
+        dtype=cast(FloatDType, dtype),
+        cache_dtype=cast(GpuCacheDType, cache_dtype),
     )
 
 

@@ -14,24 +14,9 @@ from typing import Any
 
 import pytest
 
+from octavo.backends.gpu_attention.shape import AttentionShape
+
 PACKAGE = "octavo.backends.gpu_attention"
-
-
-@dataclass(frozen=True)
-class AttentionShape:
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    value_head_size: int
-    block_size: int
-    scale: float
-    causal: bool
-    sliding_window: int
-    softcap: float
-    has_sinks: bool
-    has_alibi: bool
-    dtype: str
-    cache_dtype: str
 
 
 @dataclass(frozen=True)

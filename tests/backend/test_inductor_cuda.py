@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,17 +62,17 @@ def test_logits_equal_transformers_in_every_schedule(engine: TinyEngine) -> None
     """A prefill, a batch of two, chunks beside decodes, copied blocks, a step without logits."""
     executable = engine.load(num_threads=1)
     wanted = engine.expected(SEQUENCE)
-    tolerance = {"rtol": 0, "atol": 1e-5 * float(np.abs(wanted).max())}
+    atol = 1e-5 * float(np.abs(wanted).max())
     (found,) = run_step(executable, [(SEQUENCE, 0, 50)])
-    np.testing.assert_allclose(found, wanted, **tolerance)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=atol)
     executable.copy_blocks([(5, 7), (2, 8), (9, 10), (4, 11)])
     moved = Sequence(SEQUENCE.tokens, [7, 8, 10, 11])
     parts = run_step(executable, [(OTHER, 0, 30), (moved, 45, 50)])
-    np.testing.assert_allclose(parts[1], wanted[45:], **tolerance)
+    np.testing.assert_allclose(parts[1], wanted[45:], rtol=0, atol=atol)
     nothing = dataclasses.replace(pack([(OTHER, 30, 36)]), logits_indices=np.zeros(0, np.int32))
     assert executable.run(nothing).logits.shape == (0, tiny_models.VOCAB_SIZE)
     (last,) = run_step(executable, [(OTHER, 36, 37)])
-    np.testing.assert_allclose(last, engine.expected(OTHER)[36:], **tolerance)
+    np.testing.assert_allclose(last, engine.expected(OTHER)[36:], rtol=0, atol=atol)
     executable.close()
     with pytest.raises(BackendError, match="the engine is closed or has no cache"):
         executable.run(nothing)
@@ -97,9 +98,11 @@ def test_another_device_is_refused(engine: TinyEngine, machine: pytest.MonkeyPat
         assert "no CUDA device is visible here" in str(backend.can_build(KIND).reason)
 
 
-@pytest.mark.parametrize("change", [{"quantization": "int8"}, {"kv_cache_dtype": "int8"}])
-def test_integers_are_for_cpus(change: dict[str, str]) -> None:
-    asked = dataclasses.replace(KIND, dtype="float32", **{"kv_cache_dtype": "float32", **change})
+@pytest.mark.parametrize(("quantization", "cache"), [("int8", "float32"), ("none", "int8")])
+def test_integers_are_for_cpus(quantization: Any, cache: Any) -> None:
+    asked = EngineKind(
+        dtype="float32", kv_cache_dtype=cache, quantization=quantization, device="cuda"
+    )
     with pytest.raises(BuildError, match="has kernels of integers for CPUs alone"):
         registry.get("inductor").require(asked, 16)
     registry.get("inductor").require(KIND, 16)

@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 from octavo.backends import registry
 from octavo.backends.base import EngineKind, LoadOptions, TensorRtOptions
 from octavo.backends.bundle import read_manifest, verify_files
+from octavo.backends.gpu_attention import AttentionShape
 from octavo.backends.manifest import Manifest
 from octavo.backends.tensorrt import plugin
 from octavo.backends.tensorrt.child import run_builder
@@ -135,7 +136,7 @@ def test_every_profile_is_in_the_engine(llama: Path) -> None:
 def test_the_kernels_are_those_of_the_layers(llama: Path) -> None:
     image = fake_gpu_attention.KernelImage.from_bytes((llama / "kernels/8.9/0.bin").read_bytes())
     assert image.capability == "8.9"
-    assert image.shape == fake_gpu_attention.AttentionShape(
+    assert image.shape == AttentionShape(
         num_heads=4,
         num_kv_heads=2,
         head_size=16,

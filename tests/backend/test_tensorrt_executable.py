@@ -17,6 +17,7 @@ import pytest
 
 from octavo.backends import cuda_devices
 from octavo.backends.base import AcceptInputs, LoadOptions, StepInputs
+from octavo.backends.gpu_attention import AttentionShape
 from octavo.backends.manifest import BindingRecord, Limits, Manifest, Target
 from octavo.backends.tensorrt.backend import TensorRtBackend
 from octavo.backends.tensorrt.decode_graphs import DecodeGraphs
@@ -56,7 +57,7 @@ SPEC = ModelSpec(
     sampled_vocab_size=VOCAB,
 )
 ATTRIBUTES = {"scale": 0.1, "causal": 1, "sliding_window": 0, "softcap": 0.0, "k_transposed": 0}
-SHAPE = fake_gpu_attention.AttentionShape(
+SHAPE = AttentionShape(
     num_heads=4,
     num_kv_heads=2,
     head_size=8,
