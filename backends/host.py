@@ -7,7 +7,8 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo.backends.base import Compatibility
+from octavo.backends.base import Compatibility, EngineKind
+from octavo.graphs.errors import BuildError
 
 if TYPE_CHECKING:
     from octavo.backends.manifest import Target
@@ -31,6 +32,15 @@ def cpu_features() -> frozenset[str]:
         if name.strip() in ("flags", "Features"):
             return frozenset(flags.split())
     return frozenset()
+
+
+def refuse_fp8(backend: str, kind: EngineKind) -> None:
+    """BuildError for a cache of 8-bit floats, which few backends have kernels for."""
+    if kind.kv_cache_dtype == "float8_e4m3fn":
+        raise BuildError(
+            f"the {backend} backend has no kernel for --kv-cache-dtype fp8 on {kind.device}: leave "
+            "it out, or build with --backend tensorrt_rtx"
+        )
 
 
 def check_target(target: Target) -> Compatibility:

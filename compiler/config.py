@@ -123,15 +123,6 @@ class BuildConfig(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _fp8_on_gpus(self) -> BuildConfig:
-        if self.kv_cache_dtype == "fp8" and self.backend not in TENSORRT_BACKENDS:
-            raise BuildError(
-                f"--kv-cache-dtype fp8 is of the backends {' and '.join(TENSORRT_BACKENDS)}, "
-                f"not of {self.backend}: leave it out"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _each_method_once(self) -> BuildConfig:
         methods = [drafter.method for drafter in self.speculative]
         for method in methods:

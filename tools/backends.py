@@ -18,6 +18,7 @@ from octavo.graphs.errors import BackendError, BuildError
 from octavo.graphs.spec import CacheDType, Device, FloatDType, Quantization
 from octavo.tools import console
 
+_CACHE_DTYPES: tuple[CacheDType, ...] = ("int8", "float8_e4m3fn")
 _BLOCK_SIZE = 16  # which every backend has
 _PROBE_SECONDS = 120
 _TESTED: dict[Tested, str] = {
@@ -96,13 +97,15 @@ def _summary(backend: Backend, device: Device, probe: bool) -> Summary:
 def _kinds(backend: Backend, device: Device) -> list[EngineKind]:
     """All that `require` accepts: nothing is declared a second time."""
     accepted = []
-    choices = itertools.product(get_args(FloatDType), ("auto", "int8"), get_args(Quantization))
-    for dtype, cache, quantization in choices:
+    dtypes: tuple[FloatDType, ...] = get_args(FloatDType)
+    quantizations: tuple[Quantization, ...] = get_args(Quantization)
+    for dtype, cache, quantization in itertools.product(
+        dtypes, (None, *_CACHE_DTYPES), quantizations
+    ):
         if dtype != "float32" and (cache == "int8" or quantization != "none"):
             continue  # integers stand in for float32 alone
-        cache_dtype: CacheDType = dtype if cache == "auto" else "int8"
         kind = EngineKind(
-            dtype=dtype, kv_cache_dtype=cache_dtype, quantization=quantization, device=device
+            dtype=dtype, kv_cache_dtype=cache or dtype, quantization=quantization, device=device
         )
         try:
             backend.require(kind, _BLOCK_SIZE)

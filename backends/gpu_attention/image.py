@@ -97,7 +97,7 @@ def _described(kernel: CompiledKernel) -> dict[str, Any]:
 
 
 def _parsed(header: dict[str, Any], cubins: bytes) -> KernelImage:
-    """BundleError for other cubins than the header says; another form of header raises plainly."""
+    """BundleError for other cubins than the header says; what it lacks raises as it comes."""
     expected = sum(entry["size"] for entry in header["kernels"])
     if len(cubins) != expected:
         _damaged(f"has {len(cubins)} bytes of code instead of {expected}")

@@ -2,8 +2,8 @@
 
 No value here has been measured. They follow from arithmetic: `block_m` rows (tokens times query
 heads of one KV head) are so few that decode's compute hides behind its reading of the cache, and
-the rest is the largest of a few sizes whose shared memory fits. Times on real devices should
-replace them.
+the rest is the largest of a few sizes whose shared memory fits and whose sums the assembler keeps
+in registers. Times on real devices should replace them.
 """
 
 from __future__ import annotations
@@ -33,16 +33,22 @@ class CapabilityTiles:
 
 # Exact float32 products run on the plain cores: few rows keep them in registers.
 _SINGLE = (
-    Tile(block_m=16, block_n=32, num_warps=4, num_stages=2),
-    Tile(block_m=16, block_n=16, num_warps=4, num_stages=2),
-    Tile(block_m=16, block_n=16, num_warps=4, num_stages=1),
+    Tile(block_m=16, block_n=32, num_warps=8, num_stages=2),
+    Tile(block_m=16, block_n=16, num_warps=8, num_stages=2),
+    Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
 )
-# 64 rows: what Hopper's and Blackwell's matrix instructions take at least.
+# 64 rows are the least that Hopper's and Blackwell's matrix instructions take.
 _LARGE_SHARED_MEMORY = (
     Tile(block_m=64, block_n=64, num_warps=4, num_stages=3),
-    Tile(block_m=64, block_n=64, num_warps=4, num_stages=2),
+    Tile(block_m=64, block_n=64, num_warps=8, num_stages=2),
     Tile(block_m=64, block_n=32, num_warps=8, num_stages=2),
     Tile(block_m=64, block_n=16, num_warps=8, num_stages=1),
+    Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
+)
+# 64 x 64 spills registers here, where products are summed in them.
+_AMPERE = (
+    Tile(block_m=64, block_n=32, num_warps=8, num_stages=3),
+    Tile(block_m=64, block_n=16, num_warps=8, num_stages=2),
     Tile(block_m=16, block_n=16, num_warps=8, num_stages=1),
 )
 _SMALL_SHARED_MEMORY = (
@@ -53,7 +59,7 @@ _SMALL_SHARED_MEMORY = (
 )
 _DEFAULT = CapabilityTiles(99 * 1024, _SMALL_SHARED_MEMORY, _SINGLE)
 TILES = {
-    "8.0": CapabilityTiles(163 * 1024, _LARGE_SHARED_MEMORY, _SINGLE),
+    "8.0": CapabilityTiles(163 * 1024, _AMPERE, _SINGLE),
     "8.6": CapabilityTiles(99 * 1024, _SMALL_SHARED_MEMORY, _SINGLE),
     "8.9": CapabilityTiles(99 * 1024, _SMALL_SHARED_MEMORY, _SINGLE),
     "9.0": CapabilityTiles(227 * 1024, _LARGE_SHARED_MEMORY, _SINGLE),

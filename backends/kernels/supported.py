@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from octavo.backends import host
 from octavo.backends.base import EngineKind
 from octavo.graphs.errors import BuildError
 from octavo.graphs.ops.activation import ACTIVATE, ACTIVATE_QUANTIZE
@@ -32,6 +33,7 @@ BLOCK_SIZE_MULTIPLE = 16
 
 def require(backend: str, kind: EngineKind, block_size: int) -> None:
     """Raises BuildError for dtypes and block sizes without kernels."""
+    host.refuse_fp8(backend, kind)
     if kind.dtype != "float32":
         raise BuildError(
             f"the {backend} backend computes in float32 on a CPU, not in {kind.dtype}: "

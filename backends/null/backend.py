@@ -41,7 +41,8 @@ class NullBackend:
         return Report()
 
     def require(self, kind: EngineKind, block_size: int) -> None:
-        """Nothing is computed, so every option is supported."""
+        """Nothing is computed; what is of GPUs alone is refused all the same."""
+        host.refuse_fp8(self.name, kind)
 
     def can_build(self, kind: EngineKind) -> Compatibility:
         return Compatibility()

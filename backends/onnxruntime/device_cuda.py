@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo.backends import cuda_devices
+from octavo.backends import cuda_devices, host
 from octavo.backends.base import Compatibility, EngineKind, LoadOptions, Report
 from octavo.backends.onnxruntime.device import check_release
 from octavo.backends.onnxruntime.files import COPY_BLOCKS_FILE, MODEL_FILE
@@ -41,6 +41,7 @@ class CudaSupport:
                 f"--quantization {kind.quantization} has no kernels of the onnxruntime backend on "
                 "CUDA: leave it out, or build with --device cpu"
             )
+        host.refuse_fp8("onnxruntime", kind)
         if kind.kv_cache_dtype == "int8":
             raise BuildError(
                 "--kv-cache-dtype int8 needs scales that ONNX Runtime's paged attention on CUDA "

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from octavo.backends.gpu_attention.shape import GpuCacheDType
-from octavo.graphs.spec import FloatDType
+from octavo.graphs.errors import BuildError
 
 if TYPE_CHECKING:
     from octavo.backends.gpu_attention import AttentionShape
-    from octavo.graphs.spec import AttentionSpec, ModelSpec
+    from octavo.graphs.spec import AttentionSpec, CacheDType, FloatDType, ModelSpec
 
 
 def shapes_of(
-    spec: ModelSpec, block_size: int, dtype: str, cache_dtype: str
+    spec: ModelSpec, block_size: int, dtype: FloatDType, cache_dtype: CacheDType
 ) -> tuple[AttentionShape, ...]:
     """One for each kind of attention layer, in the order of their first layers."""
+    if cache_dtype == "int8":
+        raise BuildError(f"no attention kernel reads a cache of int8: build with one of {dtype}")
     shapes = [_shape(layer, block_size, dtype, cache_dtype) for layer in spec.layers]
     return tuple(dict.fromkeys(shapes))
 
@@ -27,7 +28,12 @@ def float32(value: float) -> float:
     return float(np.float32(value))
 
 
-def _shape(layer: AttentionSpec, block_size: int, dtype: str, cache_dtype: str) -> AttentionShape:
+def _shape(
+    layer: AttentionSpec,
+    block_size: int,
+    dtype: FloatDType,
+    cache_dtype: FloatDType | Literal["float8_e4m3fn"],
+) -> AttentionShape:
     from octavo.backends.gpu_attention import AttentionShape
 
     return AttentionShape(
@@ -42,6 +48,6 @@ def _shape(layer: AttentionSpec, block_size: int, dtype: str, cache_dtype: str) 
         softcap=float32(layer.softcap),
         has_sinks=layer.has_sinks,
         has_alibi=layer.has_alibi,
-        dtype=cast(FloatDType, dtype),
-        cache_dtype=cast(GpuCacheDType, cache_dtype),
+        dtype=dtype,
+        cache_dtype=cache_dtype,
     )

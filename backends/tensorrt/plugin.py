@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from octavo.backends.gpu_attention.shape import GpuCacheDType
 from octavo.backends.tensorrt.surroundings import (
     Attention,
     Surroundings,
@@ -22,10 +21,10 @@ from octavo.backends.tensorrt.surroundings import (
 from octavo.graphs.errors import BackendError
 from octavo.graphs.ops.paged_attention import SCHEMA
 from octavo.graphs.ops.schema import DOMAIN, Attribute
-from octavo.graphs.spec import FloatDType
 
 if TYPE_CHECKING:
     from octavo.backends.gpu_attention import AttentionShape
+    from octavo.graphs.spec import FloatDType
 
 NAME = SCHEMA.onnx_name
 VERSION = "1"
@@ -70,7 +69,10 @@ def attributes_of(fields: Any) -> Attributes:
 
 
 def attention_shape(
-    attributes: Attributes, dims: Sequence[Sequence[int]], dtype: str, cache_dtype: str
+    attributes: Attributes,
+    dims: Sequence[Sequence[int]],
+    dtype: FloatDType,
+    cache_dtype: FloatDType | Literal["float8_e4m3fn"],
 ) -> AttentionShape:
     """What the kernel is compiled for; `dims` are those of the inputs of `SCHEMA`."""
     from octavo.backends.gpu_attention import AttentionShape
@@ -87,20 +89,20 @@ def attention_shape(
         softcap=float(attributes["softcap"]),
         has_sinks=dims[SINKS][0] > 0,
         has_alibi=dims[ALIBI_SLOPES][0] > 0,
-        dtype=cast(FloatDType, dtype),
-        cache_dtype=cast(GpuCacheDType, cache_dtype),
+        dtype=dtype,
+        cache_dtype=cache_dtype,
     )
 
 
 @functools.cache
 def _classes(trt: Any) -> tuple[Any, Any]:
     """(plugin, creator) derived from the classes of the library `trt`."""
-    dtypes = {
+    dtypes: dict[Any, FloatDType] = {
         trt.DataType.FLOAT: "float32",
         trt.DataType.HALF: "float16",
         trt.DataType.BF16: "bfloat16",
     }
-    cache_dtypes = dict(dtypes)
+    cache_dtypes: dict[Any, FloatDType | Literal["float8_e4m3fn"]] = {**dtypes}
     if hasattr(trt.DataType, "FP8"):
         cache_dtypes[trt.DataType.FP8] = "float8_e4m3fn"
     fixed = {"int32": trt.DataType.INT32, "float32": trt.DataType.FLOAT}

@@ -41,7 +41,8 @@ class TorchBackend:
         return frozenset()
 
     def require(self, kind: EngineKind, block_size: int) -> None:
-        """Eager PyTorch has every dtype and block size."""
+        """Eager PyTorch has every dtype that the references have, and every block size."""
+        host.refuse_fp8(self.name, kind)
 
     def can_build(self, kind: EngineKind) -> Compatibility:
         return Compatibility()

@@ -48,6 +48,7 @@ class TorchTensorRTBackend:
                 f"--quantization {kind.quantization} has no kernels of the torch_tensorrt backend: "
                 "leave it out"
             )
+        host.refuse_fp8(self.name, kind)
         if kind.kv_cache_dtype == "int8":
             raise BuildError(
                 "--kv-cache-dtype int8 has no kernel of the torch_tensorrt backend: leave it out"

@@ -33,6 +33,10 @@ def attention_shape(**changes: Any) -> AttentionShape:
     return replace(PLAIN, **{"cache_dtype": changes.get("dtype", "float32"), **changes})
 
 
+# The tensors of the operator, in its schema's order.
+Operands = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
 @dataclass
 class Step:
     """The operands of one step; `kv_cache` holds the prefixes and is changed in place."""
@@ -50,7 +54,7 @@ class Step:
     alibi_slopes: Tensor
 
     @property
-    def operands(self) -> tuple[Tensor, ...]:
+    def operands(self) -> Operands:
         return (
             self.query,
             self.key,
@@ -68,17 +72,15 @@ class Step:
         """f32 [T, H, Dv]: the operator's reference on copies in float32, cache values as stored."""
         shape = self.shape
         key, value = (stored_values(x, shape) for x in (self.key, self.value))
-        tensors = [self.query.float(), key, value, self.kv_cache.float(), *self.operands[4:]]
-        attend: Any = paged_attention_torch.paged_attention_
-        attention: Tensor = attend(
-            *tensors,
+        cache = self.kv_cache.float()
+        return paged_attention_torch.paged_attention_(
+            *(self.query.float(), key, value, cache, *self.operands[4:]),
             scale=shape.scale,
             causal=int(shape.causal),
             sliding_window=shape.sliding_window,
             softcap=shape.softcap,
             k_transposed=0,
         )
-        return attention
 
 
 def stored_values(rows: Tensor, shape: AttentionShape) -> Tensor:
@@ -118,8 +120,8 @@ class Histories:
 
     def slots(self, sequence: int, start: int, end: int) -> Tensor:
         positions, size = torch.arange(start, end), self.shape.block_size
-        slots: Tensor = self.tables[sequence][positions // size] * size + positions % size
-        return slots.int()
+        blocks: Tensor = self.tables[sequence][positions // size]
+        return (blocks * size + positions % size).int()
 
     def step(self, parts: Sequence[tuple[int, int, int]], cache: Tensor | None = None) -> Step:
         """A step of (sequence, first token, count) each.

@@ -41,7 +41,6 @@ EVERYTHING = replace(
     dtype="bfloat16",
     cache_dtype="float8_e4m3fn",
 )
-OWN_CODE = b"octavo/backends/gpu_attention"
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +86,7 @@ def test_compiles_for_a_capability_without_a_gpu(
         assert kernel.name.encode() in kernel.cubin
         assert kernel.shared_bytes <= TILES[capability].shared_memory
         assert kernel.scratch_pointers == 2
-        assert OWN_CODE not in kernel.cubin, "the cubin names a folder of this machine"
+        assert b"gpu_attention/" not in kernel.cubin, "the cubin names a folder of this machine"
     assert image.attend.num_warps == image.tile.num_warps
     assert image.write_kv_cache.arguments == (
         "key", "value", "kv_cache", "slot_mapping", "query_start_loc", "output", "num_seqs",
