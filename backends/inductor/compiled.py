@@ -23,13 +23,13 @@ from octavo.graphs.errors import BuildError
 _LEVELS = (
     (
         "x86-64-v4",
-        512,
         ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma", "bmi2", "f16c"),
     ),
-    ("x86-64-v3", 256, ("avx2", "fma", "bmi2", "f16c")),
+    ("x86-64-v3", ("avx2", "fma", "bmi2", "f16c")),
 )
-# Beyond its level, the instructions that PyTorch's vector type of a width may be compiled with.
-_EXTRA_FEATURES = ("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16")
+# PyTorch's vector types round sines and exponentials otherwise than the code for the elements that
+# are left over, so that a token's bits would depend on how many there are. One lane has no rest.
+_LANES = 1
 
 
 def machine_options() -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -38,11 +38,10 @@ def machine_options() -> tuple[dict[str, Any], tuple[str, ...]]:
     A level instead of the processor itself: the engine runs on every machine of that level.
     """
     found = host.cpu_features()
-    for level, width, features in _LEVELS:
+    for level, features in _LEVELS:
         if found.issuperset(features):
-            extra = tuple(name for name in _EXTRA_FEATURES if width == 512 and name in found)
-            return {"cpp.march": level, "cpp.simdlen": width}, (*features, *extra)
-    return {}, ()
+            return {"cpp.march": level, "cpp.simdlen": _LANES}, features
+    return {"cpp.simdlen": _LANES}, ()
 
 
 def compile_package(
