@@ -158,9 +158,10 @@ def test_no_sequence_at_all() -> None:
 def test_blocks_before_the_window_are_not_read() -> None:
     shape = attention_shape(sliding_window=20)
     histories = Histories(shape, [90])
-    whole, poisoned = (histories.step([(0, 60, 30)]) for _ in range(2))
-    # The first token, at 60, sees keys from 41 on: blocks 0 and 1 have been given away.
-    poisoned.kv_cache[histories.tables[0][:2].long()] = float("inf")
+    whole, poisoned = (histories.step([(0, 70, 20)]) for _ in range(2))
+    # The first token, at 70, sees keys from 51 on: blocks 0 to 2 have been given away, of which
+    # the last shares its 32 keys of the kernel's loop with a block that is needed.
+    poisoned.kv_cache[histories.tables[0][:3].long()] = float("inf")
     poisoned.block_tables[0, :2] = -7
     assert torch.equal(run(poisoned), run(whole))
 
