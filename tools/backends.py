@@ -20,7 +20,9 @@ from octavo.tools import console
 
 _CACHE_DTYPES: tuple[CacheDType, ...] = ("int8", "float8_e4m3fn")
 _BLOCK_SIZE = 16  # which every backend has
+_BLOCK_SIZES = range(1, 257)  # that `build-engine` takes
 _PROBE_SECONDS = 120
+_IMPORTED = "octavo: imported"
 _TESTED: dict[Tested, str] = {
     "run": "run",
     "built": "built, not yet run on hardware",
@@ -36,6 +38,7 @@ class Summary:
     device: Device
     libraries: dict[str, str]  # versions of those that are installed
     kinds: tuple[EngineKind, ...]  # that it builds, on some machine
+    block_sizes: tuple[int, ...]  # of those kinds' caches
     operators: tuple[str, ...]  # of Octavo's, with kernels
     tested: Tested
     cannot_build: str | None
@@ -71,7 +74,9 @@ def _summaries(name: str, probe: bool) -> list[Summary | Broken]:
     except BackendError as error:
         return [Broken(name, str(error))]
     except Exception as error:  # what asks a broken library may fail in any way
-        return [Broken(name, f"it failed to describe itself ({type(error).__name__}: {error})")]
+        lines = str(error).strip().splitlines() or ["no message"]
+        reason = f"it failed to describe itself ({type(error).__name__}: {lines[0]})"
+        return [Broken(name, reason)]
 
 
 def _summary(backend: Backend, device: Device, probe: bool) -> Summary:
@@ -87,6 +92,9 @@ def _summary(backend: Backend, device: Device, probe: bool) -> Summary:
         device=device,
         libraries={name: version for name, version in versions.items() if version is not None},
         kinds=kinds,
+        block_sizes=tuple(
+            size for size in _BLOCK_SIZES if all(_accepts(backend, kind, size) for kind in kinds)
+        ),
         operators=tuple(sorted(operators)),
         tested=backend.tested[device],
         cannot_build=backend.can_build(kinds[0]).reason if kinds else "it builds nothing",
@@ -107,29 +115,40 @@ def _kinds(backend: Backend, device: Device) -> list[EngineKind]:
         kind = EngineKind(
             dtype=dtype, kv_cache_dtype=cache or dtype, quantization=quantization, device=device
         )
-        try:
-            backend.require(kind, _BLOCK_SIZE)
-        except BuildError:
-            continue
-        accepted.append(kind)
+        if _accepts(backend, kind, _BLOCK_SIZE):
+            accepted.append(kind)
     return accepted
 
 
+def _accepts(backend: Backend, kind: EngineKind, block_size: int) -> bool:
+    try:
+        backend.require(kind, block_size)
+    except BuildError:
+        return False
+    return True
+
+
 def _failure_of_import(name: str) -> str | None:
-    """Why the library cannot be imported; a crash is one of the reasons."""
-    code = f"from octavo.backends import registry; registry.get({name!r}).import_library()"
+    """Why the library cannot be imported; a crash is one of the reasons, an early exit another."""
+    code = (
+        f"from octavo.backends import registry; registry.get({name!r}).import_library(); "
+        f"print({_IMPORTED!r})"
+    )
     try:
         done = subprocess.run(
             [sys.executable, "-c", code],
             capture_output=True,
             text=True,
+            errors="replace",  # what a library prints may be of any encoding
             check=False,
             timeout=_PROBE_SECONDS,
         )
     except subprocess.TimeoutExpired:
         return f"importing its library did not end within {_PROBE_SECONDS} s"
     if done.returncode == 0:
-        return None
+        # The last line: a library may print while it is imported.
+        imported = done.stdout.splitlines()[-1:] == [_IMPORTED]
+        return None if imported else "importing its library ended the process"
     if done.returncode < 0:
         return f"importing its library ended the process with signal {-done.returncode}"
     lines = done.stderr.strip().splitlines() or ["no message"]
@@ -146,12 +165,13 @@ def _as_json(one: Summary | Broken) -> dict[str, Any]:
 
 def _print(found: list[Summary | Broken]) -> None:
     table = console.table(
-        "backends", "backend", "device", "library", "dtypes", "weights", "cache", "kernels>",
-        "builds here", "runs here", "Octavo's tests have",
+        "backends", "backend", "device", "library", "dtypes", "weights", "cache", "block sizes",
+        "kernels>", "builds here", "runs here", "Octavo's tests have",
     )  # fmt: skip
+    table.columns[0].no_wrap = True  # a name is typed as it is shown
     for one in found:
         if isinstance(one, Broken):
-            table.add_row(one.backend, "", "", "", "", "", "", "no", "no", "")
+            table.add_row(one.backend, "", "", "", "", "", "", "", "no", "no", "")
             continue
         table.add_row(
             one.backend,
@@ -160,6 +180,7 @@ def _print(found: list[Summary | Broken]) -> None:
             _joined(kind.dtype for kind in one.kinds),
             _joined(_weights(kind) for kind in one.kinds),
             _joined(_cache(kind) for kind in one.kinds),
+            _described(one.block_sizes),
             str(len(one.operators)),
             "no" if one.cannot_build else "yes",
             "no" if one.cannot_run else "yes",
@@ -188,6 +209,14 @@ def _weights(kind: EngineKind) -> str:
 
 def _cache(kind: EngineKind) -> str:
     return "as dtype" if kind.kv_cache_dtype == kind.dtype else kind.kv_cache_dtype
+
+
+def _described(block_sizes: tuple[int, ...]) -> str:
+    """any; multiples of 16; or every size."""
+    step = min(block_sizes, default=0)
+    if step == 0 or block_sizes != tuple(range(step, _BLOCK_SIZES.stop, step)):
+        return ", ".join(map(str, block_sizes))
+    return "any" if step == 1 else f"multiples of {step}"
 
 
 def _joined(names: Any) -> str:

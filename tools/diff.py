@@ -49,7 +49,8 @@ def diff(
     with GreedyDecoder(engine_a, num_threads) as a, GreedyDecoder(engine_b, num_threads) as b:
         _require_one_vocabulary(engine_a, a.manifest, engine_b, b.manifest)
         texts = [*(prompt or ()), *_lines(prompt_file)]
-        prompts = tokenized(engine_a, a.manifest, texts)
+        longest = min(one.manifest.limits.max_model_len for one in (a, b))
+        prompts = tokenized(engine_a, a.manifest, longest - max_tokens, texts)
         rows = compare(a, b, prompts, max_tokens, tie_tolerance)
         tokenizer = Tokenizer.from_bundle(engine_a, a.manifest.spec)
     passed = all(row.same_tokens and row.max_logit_difference <= tolerance for row in rows)
@@ -97,7 +98,7 @@ def _require_one_vocabulary(
 
 def _as_json(row: PromptComparison) -> dict[str, Any]:
     entry: dict[str, Any] = _finite(dataclasses.asdict(row))
-    return {**entry, "same_tokens": row.same_tokens}
+    return {**entry, "num_positions": row.num_positions, "same_tokens": row.same_tokens}
 
 
 def _finite(value: Any) -> Any:
@@ -112,7 +113,7 @@ def _finite(value: Any) -> Any:
 def _print(rows: list[PromptComparison], tolerance: float) -> None:
     table = console.table(
         f"the second engine after the first one's tokens, logits within {tolerance:g}",
-        "prompt", "tokens>", "max logit difference>", "at token>", "mean KL (nats)>",
+        "prompt", "tokens>", "max logit difference>", "at position>", "mean KL (nats)>",
         "equal predictions>", "result",
     )  # fmt: skip
     for row in rows:
@@ -121,9 +122,9 @@ def _print(rows: list[PromptComparison], tolerance: float) -> None:
             console.one_line(row.prompt),
             str(row.num_prompt_tokens),
             f"{row.max_logit_difference:.2e}",
-            str(row.max_difference_index),
+            str(row.max_difference_position),
             f"{row.mean_kl_divergence:.1e}",
-            f"{row.num_equal_predictions} of {len(row.token_ids)}",
+            f"{row.num_equal_predictions} of {row.num_positions}",
             "equal" if equal else "DIFFERENT",
         )
     console.print_tables(table)

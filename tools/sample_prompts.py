@@ -27,23 +27,27 @@ _RANDOM_LENGTHS = (1, 7, 31)
 
 
 def tokenized(
-    engine: Path, manifest: Manifest, texts: Sequence[str] | None = None
+    engine: Path, manifest: Manifest, room: int, texts: Sequence[str] | None = None
 ) -> dict[str, list[int]]:
     """Token ids by prompt; of PROMPTS where none are given, random ids without a tokenizer.
 
+    What is not given is cut to `room` tokens, so that every engine has prompts that it takes.
     Raises RequestError if texts are given to an engine without a tokenizer.
     """
+    room = max(room, 1)
     from octavo.runtime.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_bundle(engine, manifest.spec)
+    if tokenizer is not None and texts:
+        return {text: tokenizer.encode(text) for text in texts}
     if tokenizer is not None:
-        return {text: tokenizer.encode(text) for text in texts or PROMPTS}
+        return {text: tokenizer.encode(text)[:room] for text in PROMPTS}
     if texts:
         raise RequestError(
             f"{engine} has no tokenizer: leave out --prompt and random token ids are compared"
         )
     generator = np.random.default_rng(0)
-    lengths = [n for n in _RANDOM_LENGTHS if n < manifest.limits.max_model_len]
+    lengths = sorted({min(length, room) for length in _RANDOM_LENGTHS})
     return {
         f"{length} random tokens": generator.integers(
             manifest.spec.sampled_vocab_size, size=length

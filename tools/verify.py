@@ -80,7 +80,7 @@ def verify(
 
     with GreedyDecoder(engine) as decoder:
         manifest = decoder.manifest
-        prompts = tokenized(engine, manifest, prompt)
+        prompts = tokenized(engine, manifest, manifest.limits.max_model_len - max_tokens, prompt)
         ours = [decoder.decode(ids, max_tokens) for ids in prompts.values()]
         theirs = _references(model, manifest.spec, list(prompts.values()), max_tokens)
         if manifest.quantization == "none" and manifest.kv_cache_dtype != "int8":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,14 @@ def test_a_backend_that_fails_to_describe_itself(
     add(monkeypatch, tmp_path, "class Half:\n    devices = ('cpu',)\nBACKEND = Half()")
     (broken,) = [one for one in entries() if one["backend"] == "broken"]
     assert "it failed to describe itself (AttributeError: " in broken["reason"]
+    add(
+        monkeypatch,
+        tmp_path,
+        "class Half:\n    @property\n    def devices(self):\n        raise OSError('no\\ndevice')\n"
+        "BACKEND = Half()",
+    )
+    (broken,) = [one for one in entries() if one["backend"] == "broken"]
+    assert broken["reason"] == "it failed to describe itself (OSError: no)"
 
 
 def test_an_unknown_backend_is_refused_with_all_names() -> None:
@@ -89,6 +98,19 @@ def test_what_is_told_is_what_is_required() -> None:
         assert dtype in {kind["dtype"] for kind in told["torch", "cpu"]}
 
 
+def test_block_sizes_that_are_told_are_those_required() -> None:
+    told = {(one["backend"], one["device"]): one["block_sizes"] for one in entries()}
+    assert told["onnxruntime", "cpu"] == told["inductor", "cpu"] == [16 * n for n in range(1, 17)]
+    assert told["onnxruntime", "cuda"] == [16, 32, 64, 128, 256]
+    assert told["torch", "cpu"] == list(range(1, 257))
+    kind = EngineKind(dtype="float32", kv_cache_dtype="float32")
+    with pytest.raises(BuildError, match="block_size 24 is not a multiple of 16"):
+        registry.get("onnxruntime").require(kind, 24)
+    table = CliRunner().invoke(app, ["backends"]).stdout
+    assert re.search(r"^  onnxruntime +cpu .* multiples of ", table, re.MULTILINE)
+    assert re.search(r"^  torch_tensorrt +cuda .* any ", table, re.MULTILINE)
+
+
 def test_what_is_here() -> None:
     here = {(one["backend"], one["device"]): one for one in entries()}
     for backend in ("inductor", "onnxruntime", "torch"):
@@ -114,6 +136,14 @@ def test_a_probe_imports_and_survives_a_crash(
     (tmp_path / "torch.py").write_text("raise ImportError('libc10.so is of another version')\n")
     (failed,) = entries("--probe")
     assert "libc10.so is of another version" in str(failed["cannot_run"])
+    (tmp_path / "torch.py").write_text("print('all is well')\nraise SystemExit(0)\n")
+    (ended,) = entries("--probe")
+    assert ended["cannot_run"] == "importing its library ended the process"
+    (tmp_path / "torch.py").write_text(
+        "import os\nos.write(2, b'\\xff\\n')\nos._exit(4)\n", encoding="utf-8"
+    )
+    (undecodable,) = entries("--probe")
+    assert undecodable["cannot_run"] == "importing its library failed: \ufffd"
 
 
 def test_a_probe_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
