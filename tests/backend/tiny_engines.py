@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,14 +58,15 @@ class TinyEngines:
         self._folder = folder
         self.get = functools.cache(self._build)
 
-    def _build(self, backend: str, model_type: str) -> TinyEngine:
+    def _build(self, backend: str, model_type: str, **options: Any) -> TinyEngine:
         checkpoint, model = tiny_models.checkpoint(self._folder / model_type, model_type)
         config = BuildConfig(
             model=str(checkpoint),
-            output=self._folder / f"{model_type}-{backend}",
+            output=self._folder / "-".join([model_type, backend, *map(str, options.values())]),
             backend=backend,
             max_model_len=128,
             use_cache=False,
+            **options,
         )
         return TinyEngine(build_engine(config).path, model, checkpoint)
 
