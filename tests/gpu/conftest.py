@@ -1,4 +1,4 @@
-"""Everything here needs a CUDA device: without one the layer is one skipped entry."""
+"""Everything here needs a CUDA device: without one nothing is collected."""
 
 from __future__ import annotations
 
