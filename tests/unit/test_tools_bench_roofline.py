@@ -12,7 +12,8 @@ from octavo.backends.base import EngineKind, Executable, StepInputs, StepOutputs
 from octavo.backends.manifest import Limits
 from octavo.graphs.spec import AttentionSpec, ModelSpec
 from octavo.tools.bench import roofline
-from octavo.tools.bench.roofline import DeviceLimits, Measured, Model, Step
+from octavo.tools.bench.roofline import DeviceLimits, Measured
+from octavo.tools.bench.step_costs import Model, Step
 
 LAYER = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, value_head_dim=8, scale=1.0)
 LIMITS = Limits(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, block_size=16)

@@ -15,15 +15,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-import numpy as np
 import typer
 
-from octavo.backends.base import EngineKind, Executable, Int32Array, LoadOptions, StepInputs
+from octavo.backends.base import EngineKind, Executable, LoadOptions
 from octavo.backends.manifest import Limits
 from octavo.graphs.errors import OctavoError
-from octavo.graphs.spec import DTYPE_BYTES, Device, FloatDType, ModelSpec
+from octavo.graphs.spec import Device, FloatDType, ModelSpec
 from octavo.tools import console
 from octavo.tools.bench.kernel_session import seconds_of
+from octavo.tools.bench.step_costs import Model, Step
 
 if TYPE_CHECKING:
     import torch
@@ -42,73 +42,6 @@ app = console.application("Measures engines against the limits of their device."
 class DeviceLimits:
     bytes_per_second: float  # read and written by a copy
     flops_per_second: float  # of a matrix product, a multiply-add counting as two
-
-
-@dataclass(frozen=True)
-class Step:
-    """Sequences of one length, each with its last `tokens` in this step."""
-
-    name: str
-    sequences: int
-    prefix: int  # tokens of each sequence that are in the cache already
-    tokens: int
-
-    @property
-    def rows(self) -> int:
-        return self.sequences * self.tokens
-
-    def blocks_per_sequence(self, block_size: int) -> int:
-        return -(-(self.prefix + self.tokens) // block_size)
-
-    def inputs(self, vocab_size: int, block_size: int) -> StepInputs:
-        """Random tokens, blocks in order, the logits of each sequence's last token."""
-        width = self.blocks_per_sequence(block_size)
-        tables = np.arange(self.sequences * width).reshape(self.sequences, width)
-        at = np.arange(self.prefix, self.prefix + self.tokens)
-        slots = tables[:, at // block_size] * block_size + at % block_size
-        ends = np.arange(1, self.sequences + 1) * self.tokens
-        return StepInputs(
-            token_ids=_int32(np.random.default_rng(0).integers(vocab_size, size=self.rows)),
-            positions=_int32(np.tile(at, self.sequences)),
-            slot_mapping=_int32(slots.reshape(-1)),
-            block_tables=_int32(tables),
-            query_start_loc=_int32(np.concatenate([[0], ends])),
-            prefix_offsets=_int32(np.full(self.sequences, self.prefix)),
-            logits_indices=_int32(ends - 1),
-        )
-
-    def bytes_read(self, model: Model) -> int:
-        """Of weights and of cached keys and values."""
-        positions = self.sequences * (self.prefix + self.tokens)
-        return model.weight_bytes + positions * model.bytes_per_position
-
-    def flops(self, model: Model) -> int:
-        """Of the products with weights and of causal attention, a multiply-add counting as two."""
-        visible = sum(range(self.prefix + 1, self.prefix + self.tokens + 1))
-        weights = model.body_elements * self.rows + model.head_elements * self.sequences
-        attention = model.attention_products * visible * self.sequences
-        return 2 * (weights + attention)
-
-
-@dataclass(frozen=True)
-class Model:
-    """What a step of a dense model reads and multiplies; elements of the matrices it applies."""
-
-    body_elements: int
-    head_elements: int  # of the output embedding
-    attention_products: int  # multiply-adds of a query token for each key that it sees
-    weight_bytes: int
-    bytes_per_position: int  # of keys and values in all layers
-
-    @classmethod
-    def of(cls, spec: ModelSpec, dtype: FloatDType) -> Model:
-        """`num_parameters` counts vectors too, which are next to nothing."""
-        size = DTYPE_BYTES[dtype]
-        head = spec.vocab_size * spec.hidden_size
-        embeddings = head if spec.tie_word_embeddings else 2 * head
-        body = spec.num_parameters - embeddings
-        products = sum(one.num_heads * (one.head_dim + one.value_head_dim) for one in spec.layers)
-        return cls(body, head, products, size * (body + head), spec.cache_block_bytes(1, dtype))
 
 
 STEPS = (
@@ -343,10 +276,6 @@ A step's time includes the copies of its inputs and of its logits. Its share of 
 weights and the keys and values that it has to read; its share of the product counts the
 multiplications that it has to do.
 """
-
-
-def _int32(array: Any) -> Int32Array:
-    return np.ascontiguousarray(array, np.int32)
 
 
 if __name__ == "__main__":
