@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from octavo.backends.bundle import MANIFEST_NAME
 from octavo.compiler import BuildConfig, build_engine
 from octavo.compiler.checkpoints import Checkpoint, open_checkpoint
 
@@ -27,13 +30,6 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session")
-def smollm2_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2-135M-Instruct for the default backend."""
-    output = tmp_path_factory.mktemp("engines") / SMOLLM2
-    return build_engine(BuildConfig(model=SMOLLM2, output=output, use_cache=False)).path
-
-
 # Options of the builds of SmolLM2 that have to be exact, each in its own way of computing.
 PRECISIONS: dict[str, dict[str, Any]] = {
     "float32": {},
@@ -44,27 +40,38 @@ PRECISIONS: dict[str, dict[str, Any]] = {
 
 
 class Engines:
-    """SmolLM2 in each precision, built when it is first asked for."""
+    """SmolLM2-135M-Instruct for the default backend in each precision, built when first asked for.
 
-    def __init__(self, float32: Path, folder: Path) -> None:
-        self._built = {"float32": float32}
+    `folder` is shared by the workers of a run: the first that asks builds, the others wait for it.
+    """
+
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def __getitem__(self, precision: str) -> Path:
-        if precision not in self._built:
-            config = BuildConfig(
-                model=SMOLLM2,
-                output=self._folder / precision,
-                use_cache=False,
-                **PRECISIONS[precision],
-            )
-            self._built[precision] = build_engine(config).path
-        return self._built[precision]
+        output = self._folder / precision
+        with (self._folder / f"{precision}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (output / MANIFEST_NAME).exists():
+                options = PRECISIONS[precision]
+                build_engine(BuildConfig(model=SMOLLM2, output=output, use_cache=False, **options))
+        return output
 
 
 @pytest.fixture(scope="session")
-def smollm2_engines(smollm2_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Engines:
-    return Engines(smollm2_engine, tmp_path_factory.mktemp("precisions"))
+def smollm2_engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    shared = folder / "smollm2-engines"
+    shared.mkdir(exist_ok=True)
+    return Engines(shared)
+
+
+@pytest.fixture(scope="session")
+def smollm2_engine(smollm2_engines: Engines) -> Path:
+    """In float32."""
+    return smollm2_engines["float32"]
 
 
 @pytest.fixture(scope="session")
