@@ -41,6 +41,10 @@ class RequestError(OctavoError, ValueError):
     """A prompt or a sampling parameter that the engine refuses."""
 
 
+class ContextLengthError(RequestError):
+    """A prompt that leaves no room for a token in the engine's context."""
+
+
 class EngineDeadError(OctavoError):
     """The engine that ran a request has died: sent again, the request may succeed."""
 

@@ -126,6 +126,14 @@ class AsyncLLM:
             raise RequestError("the engine has no tokenizer: it serves token ids only")
         return self._prompts.tokenizer
 
+    @property
+    def engine_path(self) -> Path:
+        """The folder of the engine, built from the checkpoint if one was given. OctavoError before
+        `start`."""
+        if self._broker.bundle is None:
+            raise OctavoError("the AsyncLLM has no engine before it is started: await start()")
+        return self._broker.bundle
+
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Prompt:
         """See `Tokenizer.chat_prompt`."""
         return self.get_tokenizer().chat_prompt(messages, **options)
@@ -168,6 +176,11 @@ class AsyncLLM:
     def is_healthy(self) -> bool:
         """Whether `check_health` raises nothing."""
         return self._complaint() is None
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the engine has died and no other one will take its place."""
+        return self._broker.dead
 
     async def check_health(self) -> None:
         """Raises EngineDeadError, naming what died, while no engine runs or it hangs.

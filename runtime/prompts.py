@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from octavo.graphs.errors import RequestError
+from octavo.graphs.errors import ContextLengthError, RequestError
 
 if TYPE_CHECKING:
     from octavo.runtime.text.tokenizer import Tokenizer
@@ -43,7 +43,7 @@ class PromptReader:
         if not token_ids:
             raise RequestError("the prompt is empty: give at least one token")
         if len(token_ids) >= self.max_model_len:
-            raise RequestError(
+            raise ContextLengthError(
                 f"the prompt has {len(token_ids)} tokens, the engine takes at most "
                 f"{self.max_model_len - 1} and generates up to max_model_len {self.max_model_len}: "
                 "shorten it or build an engine with a larger max_model_len"

@@ -10,12 +10,14 @@ from octavo.tools.diff import diff
 from octavo.tools.generate import generate
 from octavo.tools.inspect_engine import inspect
 from octavo.tools.options import GroupedCommand
+from octavo.tools.server.command import serve
 from octavo.tools.train_drafter import train_drafter
 from octavo.tools.verify import verify
 
 app = application("Runs and examines the engines that `build-engine` makes.")
 app.command(cls=GroupedCommand)(generate)
 app.command(cls=GroupedCommand)(chat)
+app.command(cls=GroupedCommand)(serve)
 app.command()(inspect)
 app.command()(verify)
 app.command()(diff)

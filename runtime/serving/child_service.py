@@ -127,7 +127,7 @@ class ChildService:
                 if self._prompts is None:
                     self._prompts = load_prompt_reader(self.bundle)
                 self._outbox.put_first(self._broker.pins)
-                self._broker.engine_started(self._prompts)
+                self._broker.engine_started(self.bundle, self._prompts)
             case Progress() | Reply():
                 self._broker.receive(event)
 

@@ -79,7 +79,7 @@ class EngineThread:
             self._broker.start_failed(error)
             return
         try:
-            self._broker.engine_started(prompt_reader(bundle, engine.tokenizer))
+            self._broker.engine_started(bundle, prompt_reader(bundle, engine.tokenizer))
             EngineLoop(engine, self).run()
         except Exception as error:
             _logger.exception("the engine thread has died")

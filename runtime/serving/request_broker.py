@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from octavo.graphs.errors import EngineClosedError, EngineDeadError, QueueFullError, RequestError
@@ -44,12 +45,14 @@ class RequestBroker:
     """Thread-safe. `post` hands a command to the engine's side and never blocks.
 
     started  what reads prompts for the engine, or why there is none
+    bundle   the folder of the engine that has started
     closed   done when the engine's side has ended and left nothing behind
     """
 
     def __init__(self, post: Callable[[Command], None], *, max_open_requests: int) -> None:
         self.started: Future[PromptReader] = _uncancellable()
         self.closed: Future[None] = _uncancellable()
+        self.bundle: Path | None = None
         self._post = post
         self._max_open_requests = max_open_requests
         # Reentrant: the garbage collector may run a finaliser, which closes, anywhere.
@@ -202,6 +205,11 @@ class RequestBroker:
         """How the engine died, while no other one has taken its place."""
         return self._trouble
 
+    @property
+    def dead(self) -> bool:
+        """Whether the engine has died and no other one will take its place."""
+        return self._dead
+
     def metrics(self) -> Snapshot:
         """The last known ones; counters of engines that have died are in them."""
         with self._lock:
@@ -225,9 +233,10 @@ class RequestBroker:
             case Reply():
                 self._settle(event)
 
-    def engine_started(self, prompts: PromptReader) -> None:
+    def engine_started(self, bundle: Path, prompts: PromptReader) -> None:
         """An engine takes commands: the first one, or another one in place of a dead one."""
         with self._lock:
+            self.bundle = bundle
             self._heard_at = time.monotonic()
             self._trouble = None
             if not self.started.done():

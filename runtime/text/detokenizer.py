@@ -46,8 +46,8 @@ class TokenDecoder(Protocol):
     def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
         """A new stream; ids that the tokenizer does not know have no text."""
 
-    def token_text(self, token_id: int) -> str:
-        """The text of one token in the middle of a text, U+FFFD for bytes of a character."""
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds in the middle of a text: UTF-8, perhaps a part of a character."""
 
 
 def token_decoder(backend: tokenizers.Tokenizer, special_ids: frozenset[int]) -> TokenDecoder:

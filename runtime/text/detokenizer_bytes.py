@@ -20,8 +20,8 @@ class ByteLevelDecoder:
     def detokenizer(self, *, skip_special_tokens: bool) -> BytesDetokenizer:
         return BytesDetokenizer(self._text_bytes if skip_special_tokens else self._all_bytes)
 
-    def token_text(self, token_id: int) -> str:
-        return self._all_bytes[token_id].decode("utf-8", "replace")
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._all_bytes[token_id]
 
 
 class _TokenBytes(dict[int, bytes]):

@@ -78,11 +78,9 @@ class PieceDecoder:
     def detokenizer(self, *, skip_special_tokens: bool) -> PiecesDetokenizer:
         return PiecesDetokenizer(self, self._special_ids if skip_special_tokens else frozenset())
 
-    def token_text(self, token_id: int) -> str:
-        piece = self.piece(token_id)
-        if isinstance(piece, bytes):
-            return piece.decode("utf-8", "replace")
-        return piece or ""
+    def token_bytes(self, token_id: int) -> bytes:
+        piece = self.piece(token_id) or b""
+        return piece if isinstance(piece, bytes) else piece.encode()
 
     def piece(self, token_id: int) -> str | bytes | None:
         """A token's text after another one, or the byte it is; None if it is unknown."""

@@ -27,8 +27,8 @@ class WindowDecoder:
         hidden_ids = self._special_ids if skip_special_tokens else frozenset()
         return WindowDetokenizer(self._backend, hidden_ids)
 
-    def token_text(self, token_id: int) -> str:
-        return self._backend.decode([token_id], skip_special_tokens=False)
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._backend.decode([token_id], skip_special_tokens=False).encode()
 
 
 class WindowDetokenizer:

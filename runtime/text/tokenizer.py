@@ -19,7 +19,10 @@ CHAT_TEMPLATE_NAME = "chat_template.jinja"
 
 
 class Tokenizer:
-    """Wraps a `tokenizers.Tokenizer`; encodes as its file says, special tokens included."""
+    """Wraps a `tokenizers.Tokenizer`; encodes as its file says, special tokens included.
+
+    chat_template  the source of the template of conversations, None if there is none
+    """
 
     def __init__(
         self,
@@ -32,7 +35,7 @@ class Tokenizer:
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
-        self._chat_template = chat_template
+        self.chat_template = chat_template
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
         added_tokens = backend.get_added_tokens_decoder().items()
@@ -97,7 +100,11 @@ class Tokenizer:
 
         U+FFFD stands for bytes that are no whole character; "" is the text of an unknown id.
         """
-        return self._decoder.token_text(token_id)
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The UTF-8 of `token_text`, with the bytes of a token that is a part of a character."""
+        return self._decoder.token_bytes(token_id)
 
     def apply_chat_template(
         self,
@@ -121,7 +128,7 @@ class Tokenizer:
 
         RequestError if there is no template, a message is malformed or the template fails.
         """
-        if self._chat_template is None:
+        if self.chat_template is None:
             raise RequestError("the engine has no chat template: give a plain prompt")
         from octavo.runtime.text import chat_template
 
@@ -130,7 +137,7 @@ class Tokenizer:
             "eos_token": self._token(self.eos_token_id),
         }
         return chat_template.render(
-            self._chat_template,
+            self.chat_template,
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,

@@ -1,0 +1,170 @@
+"""The endpoints, as a FastAPI application that serves one `Service`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from octavo.graphs.errors import OctavoError
+from octavo.runtime.metrics.prometheus import CONTENT_TYPE, SnapshotCollector
+from octavo.tools.server import information
+from octavo.tools.server.chat import chat
+from octavo.tools.server.completions import complete
+from octavo.tools.server.errors import ApiError, api_error
+from octavo.tools.server.guard import Guard
+from octavo.tools.server.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from octavo.tools.server.responses import (
+    ChatCompletion,
+    Completion,
+    Detokenization,
+    ErrorResponse,
+    Info,
+    Model,
+    ModelList,
+    Status,
+    Tokenization,
+)
+from octavo.tools.server.service import Service
+
+PAGE = Path(__file__).parent / "page" / "index.html"
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorResponse, "description": "The request is refused"},
+    "5XX": {"model": ErrorResponse, "description": "The server failed, or is not ready"},
+}
+# Nothing that a page loads comes from elsewhere, and no other page may show it in a frame.
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
+}
+
+
+def make_application(service: Service) -> FastAPI:
+    """An ASGI application; `service` is to be started and stopped by who serves it."""
+    # Its pages of documentation load scripts from elsewhere.
+    app = FastAPI(title="Octavo", docs_url=None, redoc_url=None, responses=_ERRORS)
+    _handle_errors(app)
+    _serve_completions(app, service)
+    _serve_information(app, service)
+    _serve_operations(app, service)
+    app.add_middleware(Guard, options=service.options)
+    if service.options.cors_origins:
+        # Outside of the guard: what it refuses is to be readable as well.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(service.options.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
+    return app
+
+
+def _handle_errors(app: FastAPI) -> None:
+    def refuse(_request: Request, error: Exception) -> Response:
+        return api_error(error).response()
+
+    def explain(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return _invalid(error).response()
+
+    for kind in (OctavoError, HTTPException, Exception):
+        app.add_exception_handler(kind, refuse)
+    app.add_exception_handler(RequestValidationError, explain)
+
+
+def _invalid(error: RequestValidationError) -> ApiError:
+    """One sentence about the first field that is wrong."""
+    first, *others = error.errors()
+    # Of a union, the kinds that were tried follow the field's name.
+    place = [str(part) for part in first["loc"] if part != "body"]
+    field = place[0] if place and first["type"] != "json_invalid" else None
+    if first["type"] == "extra_forbidden":
+        return ApiError(
+            400,
+            f"the field {'.'.join(place)!r} is unknown: leave it out",
+            param=field,
+            code="unknown_parameter",
+        )
+    message = (
+        f"{'.'.join(place)}: {first['msg']}" if field else f"the body is wrong: {first['msg']}"
+    )
+    if others and len({str(one["loc"][1:2]) for one in error.errors()}) > 1:
+        message += f" ({len(others)} more errors)"
+    return ApiError(400, message, param=field)
+
+
+def _serve_completions(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/completions", response_model=Completion)
+    async def completions(request: CompletionRequest) -> Response:
+        """What follows a prompt, or several; with `stream`, as server-sent events."""
+        return await complete(service, request)
+
+    @app.post("/v1/chat/completions", response_model=ChatCompletion)
+    async def chat_completions(request: ChatRequest) -> Response:
+        """The next message of a conversation; with `stream`, as server-sent events."""
+        return await chat(service, request)
+
+
+def _serve_information(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/models")
+    async def models() -> ModelList:
+        """The names under which the engine is served."""
+        return information.models(service)
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Model:
+        """One of them."""
+        return information.model(service, name)
+
+    @app.post("/tokenize")
+    async def tokenize(request: TokenizeRequest) -> Tokenization:
+        """The token ids of a prompt or of a conversation."""
+        return await information.tokenize(service, request)
+
+    @app.post("/detokenize")
+    async def detokenize(request: DetokenizeRequest) -> Detokenization:
+        """The text of token ids, special tokens included."""
+        return information.detokenize(service, request)
+
+    @app.get("/info")
+    async def info() -> Info:
+        """Facts of the engine, for people."""
+        return information.info(service)
+
+
+def _serve_operations(app: FastAPI, service: Service) -> None:
+    labels = {"model_name": service.options.model_names[0]}
+
+    @app.get("/health")
+    async def health() -> Status:
+        """Whether the server is to be left running."""
+        service.check_live()
+        return {"status": service.state}
+
+    @app.get("/ready")
+    async def ready() -> Status:
+        """Whether a request would run now."""
+        await service.check_ready()
+        return {"status": "ready"}
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """The engine's metrics in Prometheus' text format."""
+        assert service.manifest  # there is nothing to measure before
+        snapshot = await service.llm.metrics()
+        text = SnapshotCollector(lambda: snapshot, labels).exposition()
+        return Response(text, media_type=CONTENT_TYPE)
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return FileResponse(PAGE, headers=_PAGE_HEADERS)
