@@ -19,7 +19,7 @@ GPU_BUILDERS := triton tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx
 KERNEL_SOURCES := $(shell find backends/kernels -type f -not -name '*.py*' -not -name '*.so')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu run-on-gpu format lint type bench bench-peers clean
+.PHONY: help setup browser demo test test-gpu run-on-gpu format lint type bench bench-peers clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -33,8 +33,15 @@ demo: $(INSTALLED)  ## build SmolLM2-135M-Instruct and ask it a question
 
 # Tiny models on several threads spend their time waiting for one another.
 # Each worker builds the real model for itself, so more than a few do not pay.
-test: $(INSTALLED)  ## run the tests, WORKERS at once (ARGS="-k name" passes options to pytest)
+test: $(INSTALLED) browser  ## run the tests, WORKERS at once (ARGS="-k name" passes options to pytest)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+
+# What the tests of the web page drive. Where it cannot be had they are skipped.
+browser:
+	@command -v chromium > /dev/null && command -v chromedriver > /dev/null \
+	  || { command -v apt-get > /dev/null && test "$$(id -u)" = 0 \
+	    && apt-get update -qq && apt-get install -y -qq chromium chromium-driver; } > /dev/null 2>&1 \
+	  || echo "Chromium and its driver cannot be had here: the tests of the web page are skipped" >&2
 
 # Its own environment, since ONNX Runtime's builds for CPUs and for CUDA exclude each other.
 test-gpu:  ## on a CUDA machine: run tests/gpu and measure against the limits of the device

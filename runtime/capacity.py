@@ -42,8 +42,8 @@ class EngineLimits:
         return positions.blocks_for(self.max_model_len, self.block_size)
 
 
-def parse_memory(value: str | int) -> int:
-    """Bytes of `512MiB`, `1.5 GB` or a plain number; raises RequestError for anything else."""
+def parse_memory(value: str | int, name: str = "kv_cache_memory") -> int:
+    """Bytes of `512MiB`, `1.5 GB` or a plain number; RequestError, which names `name`, otherwise."""
     if isinstance(value, int) and not isinstance(value, bool):
         size = value
     else:
@@ -51,12 +51,12 @@ def parse_memory(value: str | int) -> int:
         unit = _UNITS.get(match[2].upper()) if match else None
         if match is None or unit is None:
             raise RequestError(
-                f"kv_cache_memory is {value!r}, it must be a number of bytes or a text such as "
+                f"{name} is {value!r}, it must be a number of bytes or a text such as "
                 "'512MiB' or '1GB'"
             )
         size = int(float(match[1]) * unit)
     if size < 1:
-        raise RequestError(f"kv_cache_memory is {value!r}, it must be at least one block's bytes")
+        raise RequestError(f"{name} is {value!r}, it must be at least 1 byte")
     return size
 
 

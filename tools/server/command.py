@@ -174,7 +174,7 @@ def serve(
         model_names=tuple(model_name or [Path(engine).resolve().name]),
         api_keys=(*(api_key or ()), *_keys_of_environment()),
         rate_limit=rate_limit,
-        max_body_bytes=parse_memory(max_body_size),
+        max_body_bytes=parse_memory(max_body_size, "max_body_size"),
         max_choices=max_choices,
         max_logprobs=max_logprobs,
         cors_origins=tuple(cors_origin or ()),

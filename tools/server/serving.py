@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 import socket
 import threading
@@ -41,16 +42,22 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def run(service: Service, listener: socket.socket, **options: Any) -> None:
+def run(
+    service: Service, listener: socket.socket, *, log_level: str = "info", **options: Any
+) -> None:
     """Serves until SIGTERM or SIGINT; `options` are uvicorn's.
 
     Raises what kept the engine from loading.
     """
+    log_config = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
+    log_config["loggers"]["octavo"] = {"handlers": ["default"], "level": log_level.upper()}
     config = uvicorn.Config(
         make_application(service),
         lifespan="off",
         timeout_graceful_shutdown=_LAST_WRITES,
         server_header=False,
+        log_config=log_config,
+        log_level=log_level,
         **options,
     )
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
