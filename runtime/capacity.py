@@ -43,7 +43,7 @@ class EngineLimits:
 
 
 def parse_memory(value: str | int, name: str = "kv_cache_memory") -> int:
-    """Bytes of `512MiB`, `1.5 GB` or a plain number; RequestError, which names `name`, otherwise."""
+    """Bytes of `512MiB`, `1.5 GB` or a plain number; otherwise a RequestError with `name`."""
     if isinstance(value, int) and not isinstance(value, bool):
         size = value
     else:

@@ -18,6 +18,7 @@ from octavo.tools.server.chat import chat
 from octavo.tools.server.completions import complete
 from octavo.tools.server.errors import ApiError, api_error
 from octavo.tools.server.guard import Guard
+from octavo.tools.server.observer import HttpMetrics, Observer
 from octavo.tools.server.requests import (
     ChatRequest,
     CompletionRequest,
@@ -43,6 +44,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorResponse, "description": "The request is refused"},
     "5XX": {"model": ErrorResponse, "description": "The server failed, or is not ready"},
 }
+_LONGEST_SHOWN = 60  # characters of a wrong value
 # Nothing that a page loads comes from elsewhere, and no other page may show it in a frame.
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
@@ -52,11 +54,12 @@ _PAGE_HEADERS = {
 def make_application(service: Service) -> FastAPI:
     """An ASGI application; `service` is to be started and stopped by who serves it."""
     # Its pages of documentation load scripts from elsewhere.
+    metrics = HttpMetrics()
     app = FastAPI(title="Octavo", docs_url=None, redoc_url=None, responses=_ERRORS)
     _handle_errors(app)
     _serve_completions(app, service)
     _serve_information(app, service)
-    _serve_operations(app, service)
+    _serve_operations(app, service, metrics)
     app.add_middleware(Guard, options=service.options)
     if service.options.cors_origins:
         # Outside of the guard: what it refuses is to be readable as well.
@@ -66,6 +69,7 @@ def make_application(service: Service) -> FastAPI:
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
         )
+    app.add_middleware(Observer, metrics=metrics)
     return app
 
 
@@ -83,24 +87,24 @@ def _handle_errors(app: FastAPI) -> None:
 
 
 def _invalid(error: RequestValidationError) -> ApiError:
-    """One sentence about the first field that is wrong."""
-    first, *others = error.errors()
-    # Of a union, the kinds that were tried follow the field's name.
-    place = [str(part) for part in first["loc"] if part != "body"]
-    field = place[0] if place and first["type"] != "json_invalid" else None
-    if first["type"] == "extra_forbidden":
-        return ApiError(
-            400,
-            f"the field {'.'.join(place)!r} is unknown: leave it out",
-            param=field,
-            code="unknown_parameter",
-        )
-    message = (
-        f"{'.'.join(place)}: {first['msg']}" if field else f"the body is wrong: {first['msg']}"
-    )
-    if others and len({str(one["loc"][1:2]) for one in error.errors()}) > 1:
-        message += f" ({len(others)} more errors)"
-    return ApiError(400, message, param=field)
+    """One sentence about one field that is wrong; an unknown one first, as it may be misspelt."""
+    errors = sorted(error.errors(), key=lambda one: bool(one["type"] != "extra_forbidden"))
+    kind, place = errors[0]["type"], [str(part) for part in errors[0]["loc"][1:]]
+    if kind == "json_invalid" or not place:
+        return ApiError(400, f"the body is no JSON object of a request: {errors[0]['msg']}")
+    if kind == "extra_forbidden":
+        name = ".".join(place)
+        message = f"the field {name} is unknown: leave it out, or see /openapi.json for its name"
+        return ApiError(400, message, param=name, code="unknown_parameter")
+    if kind == "missing":
+        name = ".".join(place)
+        return ApiError(400, f"the field {name} is missing: give it", param=name)
+    field = place[0]
+    # Of a union there is an error for each of its types.
+    complaints = dict.fromkeys(one["msg"] for one in errors if one["loc"][1:2] == (field,))
+    given = ascii(errors[0]["input"])
+    shown = given if len(given) <= _LONGEST_SHOWN else f"{given[:_LONGEST_SHOWN]}..."
+    return ApiError(400, f"{field} holds {shown}: {' / '.join(complaints)}", param=field)
 
 
 def _serve_completions(app: FastAPI, service: Service) -> None:
@@ -142,7 +146,7 @@ def _serve_information(app: FastAPI, service: Service) -> None:
         return information.info(service)
 
 
-def _serve_operations(app: FastAPI, service: Service) -> None:
+def _serve_operations(app: FastAPI, service: Service, http_metrics: HttpMetrics) -> None:
     labels = {"model_name": service.options.model_names[0]}
 
     @app.get("/health")
@@ -159,11 +163,11 @@ def _serve_operations(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """The engine's metrics in Prometheus' text format."""
+        """Metrics of the engine and of the server in Prometheus' text format."""
         assert service.manifest  # there is nothing to measure before
         snapshot = await service.llm.metrics()
-        text = SnapshotCollector(lambda: snapshot, labels).exposition()
-        return Response(text, media_type=CONTENT_TYPE)
+        engine_metrics = SnapshotCollector(lambda: snapshot, labels).exposition()
+        return Response(engine_metrics + http_metrics.exposition(), media_type=CONTENT_TYPE)
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:

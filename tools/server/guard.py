@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import uuid
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 # For orchestrators, scrapers and browsers, which bring no key; they start nothing.
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics", "/openapi.json"})
-_LONGEST_ID = 128  # characters
 
 
 class Guard:
@@ -37,7 +35,6 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        send = _with_request_id(headers, send)
         try:
             key = self._check_key(headers)
             if self._rate is not None:
@@ -115,20 +112,6 @@ class _Rate:
     def check(self, client: str) -> None:
         if not self._limiter.hit(self._limit, client):
             raise busy(f"the rate limit is {self._limit}: send requests more slowly")
-
-
-def _with_request_id(headers: Headers, send: Send) -> Send:
-    """Answers bear the client's own id of the request, or a new one, to be found in logs by."""
-    given = headers.get("x-request-id", "")
-    usable = given.isascii() and given.isprintable() and 0 < len(given) <= _LONGEST_ID
-    request_id = (given if usable else uuid.uuid4().hex).encode()
-
-    async def send_with_id(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
-        await send(message)
-
-    return send_with_id
 
 
 def _digest(key: str) -> str:
