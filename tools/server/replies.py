@@ -16,6 +16,8 @@ from octavo.tools.server.errors import ApiError, api_error
 
 _logger = logging.getLogger(__name__)
 
+# Made once: every token passes through it.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _EVENT_STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -100,8 +102,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode("utf-8", "replace")
+    return _ENCODER.encode(value).encode("utf-8", "replace")
 
 
 def _logged(error: Exception) -> ApiError:
