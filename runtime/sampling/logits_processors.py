@@ -1,7 +1,8 @@
 """Edits of a row of logits before a token is chosen from it, each row with its own history.
 
 Most requests have none, and their rows are sampled as they are. The order is vLLM's: allowed
-tokens, bad words, min_tokens, logit_bias, the request's own callables, penalties.
+tokens, bad words, min_tokens, logit_bias, the request's own callables, penalties. The grammar of a
+structured output comes last: nothing that is changed before can let another token through.
 """
 
 from __future__ import annotations
@@ -113,12 +114,14 @@ def make_processors(
     eos_token_ids: Sequence[int],
     vocab_size: int,
     encode: Callable[[str], Sequence[int]] | None,
+    grammar: LogitsProcessor | None = None,
 ) -> tuple[LogitsProcessor, ...]:
     """The processors of one request, none for most; `params` have passed `check_vocabulary`.
 
     eos_token_ids  the model's; ids outside the vocabulary are the absence of one
     vocab_size     V of the rows to be edited
     encode         token ids of a text without special tokens, None if there is no tokenizer
+    grammar        of the sequence's structured output
 
     RequestError if bad_words cannot be told in tokens.
     """
@@ -137,6 +140,8 @@ def make_processors(
     processors += [CustomProcessor(processor) for processor in params.logits_processors]
     if params.has_penalties:
         processors.append(Penalties(params))
+    if grammar is not None:
+        processors.append(grammar)
     return tuple(processors)
 
 

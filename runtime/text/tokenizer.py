@@ -22,6 +22,7 @@ class Tokenizer:
     """Wraps a `tokenizers.Tokenizer`; encodes as its file says, special tokens included.
 
     chat_template  the source of the template of conversations, None if there is none
+    special_ids    tokens that `skip_special_tokens` leaves out of texts
     """
 
     def __init__(
@@ -39,8 +40,8 @@ class Tokenizer:
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
         added_tokens = backend.get_added_tokens_decoder().items()
-        special_ids = frozenset(token_id for token_id, token in added_tokens if token.special)
-        self._decoder = token_decoder(backend, special_ids)
+        self.special_ids = frozenset(token_id for token_id, token in added_tokens if token.special)
+        self._decoder = token_decoder(backend, self.special_ids)
 
     @classmethod
     def from_bundle(cls, bundle: Path, spec: ModelSpec) -> Tokenizer | None:
