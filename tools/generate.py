@@ -116,6 +116,27 @@ def generate(
             help="A token id that ends the output; repeatable.", rich_help_panel=options.STOPPING
         ),
     ] = None,
+    json_schema: Annotated[
+        str | None,
+        typer.Option(
+            help="The output is JSON of this schema: a file, or the schema itself.",
+            rich_help_panel=options.STRUCTURE,
+        ),
+    ] = None,
+    regex: Annotated[
+        str | None,
+        typer.Option(
+            help="The whole output matches this regular expression.",
+            rich_help_panel=options.STRUCTURE,
+        ),
+    ] = None,
+    choice: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The output is one of these texts; repeatable.",
+            rich_help_panel=options.STRUCTURE,
+        ),
+    ] = None,
     stream: Annotated[
         bool,
         typer.Option("--stream", help="Print text as it comes.", rich_help_panel=options.OUTPUT),
@@ -148,7 +169,7 @@ def generate(
         )
     if logprobs is not None and not as_json:
         raise usage_error("--logprobs are part of the JSON: add --json")
-    texts = [*(prompt or ()), *(_read_prompt(path) for path in prompt_file or ())]
+    texts = [*(prompt or ()), *(_read_text(path) for path in prompt_file or ())]
     ids = [_parse_token_ids(text) for text in token_ids or ()]
     if not texts and not ids:
         raise usage_error("no prompt: give --prompt, --prompt-file or --token-ids")
@@ -167,6 +188,7 @@ def generate(
         min_tokens=min_tokens,
         stop=stop,
         logprobs=logprobs,
+        structured_outputs=_structure(json_schema, regex, choice),
     )
     common = {
         "n": n,
@@ -227,7 +249,22 @@ def _run(
     return llm.generate(prompts, params)
 
 
-def _read_prompt(path: Path) -> str:
+def _structure(
+    json_schema: str | None, regex: str | None, choice: list[str] | None
+) -> dict[str, Any] | None:
+    """What `SamplingParams.structured_outputs` takes."""
+    if json_schema is not None and not json_schema.lstrip().startswith("{"):
+        path = Path(json_schema)
+        if not path.is_file():
+            raise usage_error(f"--json-schema takes a file or a JSON object, not {json_schema!r}")
+        json_schema = _read_text(path)
+    given: dict[str, Any] = options.given(json=json_schema, regex=regex, choice=choice)
+    if len(given) > 1:
+        raise usage_error("--json-schema, --regex and --choice exclude each other: give one")
+    return given or None
+
+
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

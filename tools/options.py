@@ -11,6 +11,7 @@ PROMPTS = "Prompts"
 SAMPLING = "Sampling"
 STOPPING = "Stopping"
 OUTPUT = "Output"
+STRUCTURE = "Structured output"
 ENGINE = "Engine"
 
 _Value = TypeVar("_Value")

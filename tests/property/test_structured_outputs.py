@@ -1,4 +1,4 @@
-"""Whatever the schema and the schedule: an output that ends by itself has its shape, and is the same."""
+"""Whatever the schema and the schedule, an output that ends by itself has its shape."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from octavo.runtime import LLM, SamplingParams
 from octavo.tools.main import app
+from tests.unit.runtime_bundles import write_text_engine
 from tests.unit.word_bundles import VOCAB_SIZE, continuation, words, write_word_engine
 
 # A null engine's logits fall by this from one id to the next one, up to 40 ids away, then by 0.001.
@@ -126,6 +128,21 @@ def test_every_option_reaches_the_sampling(
     assert likelihoods == sorted(likelihoods, reverse=True)
 
 
+def test_the_output_has_the_shape_that_is_asked_for(tmp_path: Path) -> None:
+    engine = write_text_engine(tmp_path / "engine", eos_token_ids=[0])
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2}
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps(schema))
+    prompt = ("--token-ids", "5,6")
+    for given in (str(file), json.dumps(schema)):
+        (entry,) = run_json(engine, *prompt, "--json-schema", given)
+        assert [one in (1, 2) for one in json.loads(entry["outputs"][0]["text"])] == [True, True]
+    (entry,) = run_json(engine, *prompt, "--choice", "left", "--choice", "right")
+    assert entry["outputs"][0]["text"] in ("left", "right")
+    (entry,) = run_json(engine, *prompt, "--regex", "[0-9]{4}")
+    assert re.fullmatch("[0-9]{4}", entry["outputs"][0]["text"])
+
+
 def test_a_stop_text_and_a_stop_token_are_named(text_engine: Path) -> None:
     tokens = continuation([5], 6)
     stop = f"w{tokens[3]}"
@@ -209,6 +226,8 @@ def test_a_beam_search_shows_its_scores(text_engine: Path) -> None:
         ),
         (["--token-ids", "1", "--chat"], "--chat needs text"),
         (["--token-ids", "1,x"], "not '1,x'"),
+        (["--prompt", "a", "--regex", "a", "--choice", "b"], "exclude each other"),
+        (["--prompt", "a", "--json-schema", "missing.json"], "not 'missing.json'"),
         (["--prompt-file", "missing.txt"], "missing.txt"),
         (["--prompt", "a", "--max-tokens", "many"], "--max-tokens"),
     ],

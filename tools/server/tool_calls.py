@@ -158,8 +158,8 @@ class MarkedCallReader(_CallReader):
             self._inside, self._text = True, after
             return _content(before.rstrip())
         kept = next(n for n in range(len(begin) - 1, -1, -1) if before.endswith(begin[:n]))
-        settled = before[: len(before) - kept]
-        if not settled.strip():  # white space is content only if content follows it
+        settled = before[: len(before) - kept].rstrip()
+        if not settled:  # white space is content only where content follows it
             return None
         self._text = before[len(settled) :]
         return _content(settled)
