@@ -20,6 +20,8 @@ from octavo.tools.server.service import Service
 
 _logger = logging.getLogger(__name__)
 
+# Connections that wait to be accepted.
+_BACKLOG = 2048
 # Seconds between two looks at whether the user insists on an end.
 _TICK = 0.1
 # Seconds for answers that are being written when the engine has ended.
@@ -33,6 +35,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.listen(_BACKLOG)  # from now on clients wait, and are not refused
     except OSError as error:
         listener.close()
         raise OctavoError(
