@@ -21,8 +21,8 @@ KEY = "secret"
 TEMPLATE = "w1 {% for message in messages %}{{ message.content }} {% endfor %}w2"
 TOOL_TEMPLATE = "{% if tools %}<tool_call>{% endif %}{{ messages[-1].content }}"
 LIMITS = Limits(max_model_len=2048, max_num_seqs=16, max_num_batched_tokens=256, block_size=16)
-USER = {"role": "user", "content": "w3 w4"}
-TOOL = {
+USER: Any = {"role": "user", "content": "w3 w4"}
+TOOL: Any = {
     "type": "function",
     "function": {
         "name": "add",
@@ -155,7 +155,7 @@ def test_log_probabilities_of_completions(client: OpenAI) -> None:
 
 
 def test_chat(client: OpenAI) -> None:
-    system = {"role": "system", "content": "w9"}
+    system: Any = {"role": "system", "content": "w9"}
     answer = client.chat.completions.create(
         model="words", messages=[system, USER], max_completion_tokens=5, temperature=0
     )
@@ -164,7 +164,7 @@ def test_chat(client: OpenAI) -> None:
     assert (choice.message.role, choice.message.content) == ("assistant", expected)
     assert (choice.finish_reason, answer.id[:9]) == ("length", "chatcmpl-")
     # A newer name of the same role, and parts of a text.
-    parts = [{"type": "text", "text": "w3 w4"}]
+    parts: Any = [{"type": "text", "text": "w3 w4"}]
     again = client.chat.completions.create(
         model="words",
         messages=[{"role": "developer", "content": "w9"}, {"role": "user", "content": parts}],
@@ -357,7 +357,7 @@ def test_forced_tool_calls_fit_their_schema(shaped: OpenAI, choice: Any) -> None
     (streamed,) = final.choices[0].message.tool_calls or []
     assert streamed.function.arguments == call.function.arguments
     # And the conversation goes on with its result.
-    messages = [
+    messages: Any = [
         *options["messages"],
         answer.choices[0].message,
         {"role": "tool", "tool_call_id": call.id, "content": "2"},

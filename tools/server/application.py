@@ -17,7 +17,7 @@ from octavo.tools.server import information
 from octavo.tools.server.chat import chat
 from octavo.tools.server.completions import complete
 from octavo.tools.server.errors import ApiError, api_error
-from octavo.tools.server.guard import Guard
+from octavo.tools.server.guard import Guard, RateLimit
 from octavo.tools.server.observer import HttpMetrics, Observer
 from octavo.tools.server.requests import (
     ChatRequest,
@@ -52,7 +52,12 @@ _PAGE_HEADERS = {
 
 
 def make_application(service: Service) -> FastAPI:
-    """An ASGI application; `service` is to be started and stopped by who serves it."""
+    """An ASGI application; `service` is to be started and stopped by who serves it.
+
+    OctavoError for a rate limit that cannot be read.
+    """
+    options = service.options
+    rate = None if options.rate_limit is None else RateLimit(options.rate_limit)
     # Its pages of documentation load scripts from elsewhere.
     metrics = HttpMetrics()
     app = FastAPI(title="Octavo", docs_url=None, redoc_url=None, responses=_ERRORS)
@@ -60,12 +65,12 @@ def make_application(service: Service) -> FastAPI:
     _serve_completions(app, service)
     _serve_information(app, service)
     _serve_operations(app, service, metrics)
-    app.add_middleware(Guard, options=service.options)
-    if service.options.cors_origins:
+    app.add_middleware(Guard, options=options, rate=rate)
+    if options.cors_origins:
         # Outside of the guard: what it refuses is to be readable as well.
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=list(service.options.cors_origins),
+            allow_origins=list(options.cors_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
         )

@@ -181,14 +181,10 @@ def serve(
         drain_timeout=drain_timeout,
         tool_call_format=tool_call_format,
     )
-    listener = serving.listen(host, port)
-    scheme = "http" if ssl_certfile is None else "https"
-    shown = f"[{host}]" if ":" in host else host
-    name = server_options.model_names[0]
-    typer.echo(f"{name} is served at {scheme}://{shown}:{listener.getsockname()[1]}")
     serving.run(
         Service(llm, server_options),
-        listener,
+        host,
+        port,
         log_level=log_level,
         access_log=access_log,
         ssl_keyfile=ssl_keyfile,

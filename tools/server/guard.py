@@ -22,13 +22,13 @@ OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics", "/openapi.json"})
 
 
 class Guard:
-    """ASGI middleware. OctavoError for a rate limit that cannot be read."""
+    """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
+    def __init__(self, app: ASGIApp, options: ServerOptions, rate: RateLimit | None) -> None:
         self._app = app
         self._options = options
         self._keys = [_digest(key) for key in options.api_keys]
-        self._rate = None if options.rate_limit is None else _Rate(options.rate_limit)
+        self._rate = rate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
@@ -92,8 +92,8 @@ class Guard:
         return _replay(whole, receive)
 
 
-class _Rate:
-    """Counts requests over a moving window."""
+class RateLimit:
+    """Counts requests over a moving window. OctavoError for a limit that cannot be read."""
 
     def __init__(self, limit: str) -> None:
         from limits import parse

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Generator
 from typing import Any
 
+import typer
 import uvicorn
 from uvicorn.server import HANDLED_SIGNALS
 
@@ -28,8 +29,33 @@ _TICK = 0.1
 _LAST_WRITES = 5
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. OctavoError if there is none to be had."""
+def run(service: Service, host: str, port: int, *, log_level: str = "info", **options: Any) -> None:
+    """Serves until SIGTERM or SIGINT, and says where; `options` are uvicorn's.
+
+    Port 0 takes a free one. OctavoError if the address is not to be had; raises what keeps the
+    engine from loading.
+    """
+    log_config = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
+    log_config["loggers"]["octavo"] = {"handlers": ["default"], "level": log_level.upper()}
+    config = uvicorn.Config(
+        make_application(service),
+        lifespan="off",
+        timeout_graceful_shutdown=_LAST_WRITES,
+        server_header=False,
+        log_config=log_config,
+        log_level=log_level,
+        **options,
+    )
+    listener = _listen(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    scheme = "https" if config.is_ssl else "http"
+    name = service.options.model_names[0]
+    typer.echo(f"{name} is served at {scheme}://{shown}:{listener.getsockname()[1]}")
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(EngineServer(config, service).serve_engine(listener))
+
+
+def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -43,28 +69,6 @@ def listen(host: str, port: int) -> socket.socket:
             "or --port"
         ) from None
     return listener
-
-
-def run(
-    service: Service, listener: socket.socket, *, log_level: str = "info", **options: Any
-) -> None:
-    """Serves until SIGTERM or SIGINT; `options` are uvicorn's.
-
-    Raises what kept the engine from loading.
-    """
-    log_config = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
-    log_config["loggers"]["octavo"] = {"handlers": ["default"], "level": log_level.upper()}
-    config = uvicorn.Config(
-        make_application(service),
-        lifespan="off",
-        timeout_graceful_shutdown=_LAST_WRITES,
-        server_header=False,
-        log_config=log_config,
-        log_level=log_level,
-        **options,
-    )
-    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(EngineServer(config, service).serve_engine(listener))
 
 
 class EngineServer(uvicorn.Server):
