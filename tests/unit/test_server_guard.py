@@ -124,7 +124,7 @@ def test_other_origins_may_call_only_if_they_are_named(bundle: Path) -> None:
             assert "access-control-allow-origin" not in answer.headers
             asked = await server.client.options(COMPLETIONS, headers=preflight)
             assert asked.status_code == 405
-        named = {"cors_origins": ("https://here.example",), "api_keys": ("a",)}
+        named: dict[str, Any] = {"cors_origins": ("https://here.example",), "api_keys": ("a",)}
         async with serving(bundle, **named) as server:
             asked = await server.client.options(COMPLETIONS, headers=preflight)
             assert asked.status_code == 200

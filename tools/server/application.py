@@ -79,10 +79,11 @@ def make_application(service: Service) -> FastAPI:
 
 
 def _handle_errors(app: FastAPI) -> None:
-    def refuse(_request: Request, error: Exception) -> Response:
+    # Not in a thread, as plain functions would be.
+    async def refuse(_request: Request, error: Exception) -> Response:
         return api_error(error).response()
 
-    def explain(_request: Request, error: Exception) -> Response:
+    async def explain(_request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         return _invalid(error).response()
 

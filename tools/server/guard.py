@@ -40,7 +40,10 @@ class Guard:
             if self._rate is not None:
                 self._rate.check(key or _address(scope))
             if scope["method"] == "POST":
-                receive = await self._read(headers, receive)
+                body = await self._read(headers, receive)
+                if body is None:
+                    return
+                receive = _replay(body, receive)
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
@@ -64,8 +67,8 @@ class Guard:
             )
         return digest
 
-    async def _read(self, headers: Headers, receive: Receive) -> Receive:
-        """Takes the whole body, then gives it back: nothing starts before it is there."""
+    async def _read(self, headers: Headers, receive: Receive) -> bytes | None:
+        """The whole body: nothing starts before it is there. None if the client has left."""
         most = self._options.max_body_bytes
         announced = headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > most:
@@ -76,20 +79,18 @@ class Guard:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        return _replay(message, receive)
+                        return None
                     body += message.get("body", b"")
                     if len(body) > most:
                         raise _too_large(len(body), most)
                     if not message.get("more_body", False):
-                        break
+                        return bytes(body)
         except TimeoutError:
             raise ApiError(
                 408,
                 f"the request's body has not arrived within {self._options.body_timeout:g} s: "
                 "send it again",
             ) from None
-        whole: Message = {"type": "http.request", "body": bytes(body), "more_body": False}
-        return _replay(whole, receive)
 
 
 class RateLimit:
@@ -129,8 +130,8 @@ def _too_large(size: int, most: int) -> ApiError:
     )
 
 
-def _replay(message: Message, receive: Receive) -> Receive:
-    messages = [message]
+def _replay(body: bytes, receive: Receive) -> Receive:
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:
         return messages.pop() if messages else await receive()
