@@ -8,6 +8,7 @@ from octavo.runtime.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.runtime.sampling.beam_search import BeamSearchParams
 from octavo.runtime.sampling.logits_processors import LogitsRow
 from octavo.runtime.sampling.sampling_params import RequestOutputKind, SamplingParams
+from octavo.runtime.sampling.structured_outputs import StructuredOutputsParams
 from octavo.runtime.serving.options import SupervisionOptions
 from octavo.runtime.text.tokenizer import Tokenizer
 
@@ -23,6 +24,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "SupervisionOptions",
     "Tokenizer",
 ]

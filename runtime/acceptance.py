@@ -230,7 +230,7 @@ def _no_token(raw: Float32Array, edited: Float32Array) -> OctavoError:
     if edited is not raw and np.isfinite(raw).all():
         return RequestError(
             "the request's own limits leave no token to choose: loosen allowed_token_ids, "
-            "bad_words, min_tokens, logit_bias or logits_processors"
+            "bad_words, min_tokens, logit_bias, logits_processors or structured_outputs"
         )
     return _not_finite(raw)
 

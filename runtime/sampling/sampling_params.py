@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from octavo.graphs.errors import RequestError
 from octavo.runtime.sampling import parameter_checks as checks
+from octavo.runtime.sampling.structured_outputs import StructuredOutputsParams, structured_outputs
 
 if TYPE_CHECKING:
     from octavo.runtime.sampling.logits_processors import LogitsRow
@@ -68,6 +69,8 @@ class SamplingParams:
     logit_bias            {token id: value added to its logit}, values clamped to [-100, 100], ids
                           also as numeric texts (JSON's keys); stored as pairs (token id, value)
     allowed_token_ids     the only tokens that may be generated; None allows all
+    structured_outputs    the form the text must have, see `StructuredOutputsParams` (or a mapping
+                          of its fields) and docs/structured-output.md; None leaves it free
     logits_processors     called with every `LogitsRow` before its token is chosen, in this order
     output_kind           what each output holds of a request that is still running
     speculate             whether tokens are drafted and verified, if the engine does so at all
@@ -96,6 +99,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None = None
     allowed_token_ids: Sequence[int] | None = None
+    structured_outputs: StructuredOutputsParams | Mapping[str, object] | None = None
     logits_processors: Sequence[Callable[[LogitsRow], None]] = ()
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     speculate: bool = True
@@ -143,6 +147,12 @@ class SamplingParams:
         """(token id, value) of `logit_bias`, none if it is not given."""
         # Whatever was given, they are pairs from construction on.
         return cast("tuple[tuple[int, float], ...]", self.logit_bias or ())
+
+    @property
+    def grammar(self) -> StructuredOutputsParams | None:
+        """`structured_outputs`, whatever it was given as."""
+        # From construction on it is no mapping.
+        return cast("StructuredOutputsParams | None", self.structured_outputs)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """RequestError for a token id or a number of log-probabilities beyond the vocabulary."""
@@ -274,6 +284,8 @@ class SamplingParams:
                     "use None to allow every token"
                 )
             _set(self, "allowed_token_ids", allowed)
+        if self.structured_outputs is not None:
+            _set(self, "structured_outputs", structured_outputs(self.structured_outputs))
         _set(self, "logits_processors", _processors(self.logits_processors))
 
 

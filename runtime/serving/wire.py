@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from operator import attrgetter
 from typing import Any
 
@@ -17,6 +17,7 @@ from octavo.runtime.metrics.request_metrics import RequestMetrics
 from octavo.runtime.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
 from octavo.runtime.sampling.beam_search import BeamSearchParams
 from octavo.runtime.sampling.sampling_params import SamplingParams
+from octavo.runtime.sampling.structured_outputs import StructuredOutputsParams
 from octavo.runtime.serving import messages
 from octavo.runtime.serving.messages import Command, Event, Outcome
 
@@ -217,6 +218,8 @@ def _values(message: Any) -> list[Any]:
 def _plain(value: object) -> object:
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, StructuredOutputsParams):
+        return asdict(value)
     if isinstance(value, int):
         size = value.bit_length() // 8 + 1
         return msgpack.ExtType(_LARGE_INTEGER, value.to_bytes(size, "big", signed=True))

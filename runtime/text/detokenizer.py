@@ -49,6 +49,9 @@ class TokenDecoder(Protocol):
     def token_text(self, token_id: int) -> str:
         """The text of one token in the middle of a text, U+FFFD for bytes of a character."""
 
+    def token_bytes(self, token_id: int, *, is_first: bool) -> bytes | None:
+        """What a token adds to a text; None if that depends on more than whether it begins it."""
+
 
 def token_decoder(backend: tokenizers.Tokenizer, special_ids: frozenset[int]) -> TokenDecoder:
     """The cheapest exact way to decode what `backend` encodes."""

@@ -23,6 +23,9 @@ class ByteLevelDecoder:
     def token_text(self, token_id: int) -> str:
         return self._all_bytes[token_id].decode("utf-8", "replace")
 
+    def token_bytes(self, token_id: int, *, is_first: bool) -> bytes | None:
+        return self._all_bytes[token_id]
+
 
 class _TokenBytes(dict[int, bytes]):
     """token id -> its bytes, looked up once: a table of all would delay the first token."""

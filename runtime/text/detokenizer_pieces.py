@@ -22,6 +22,10 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class PieceRule(Protocol):
     """How a decoder turns one token into text."""
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether a token's text after another one is the same after any other."""
+
     def text(self, token: str, *, is_first: bool) -> str:
         """`is_first` tells the first token that has any text."""
 
@@ -31,6 +35,10 @@ class Replacing:
     """`Replace` stages, which treat every token alike."""
 
     replacements: tuple[tuple[str, str], ...]
+
+    @property
+    def is_settled(self) -> bool:
+        return True
 
     def text(self, token: str, *, is_first: bool) -> str:
         for pattern, content in self.replacements:
@@ -43,6 +51,11 @@ class Spacing:
     """Decoders that space the first token differently: Metaspace, WordPiece and none at all."""
 
     decoder: tokenizers.decoders.Decoder | None
+
+    @property
+    def is_settled(self) -> bool:
+        """Of Metaspace; with the others a text is words, and no grammar knows where they end."""
+        return type(self.decoder).__name__ == "Metaspace"
 
     def text(self, token: str, *, is_first: bool) -> str:
         if self.decoder is None:
@@ -83,6 +96,19 @@ class PieceDecoder:
         if isinstance(piece, bytes):
             return piece.decode("utf-8", "replace")
         return piece or ""
+
+    def token_bytes(self, token_id: int, *, is_first: bool) -> bytes | None:
+        if not self._rule.is_settled:
+            return None
+        piece = self.piece(token_id) or ""
+        if is_first:
+            if not isinstance(piece, bytes):
+                piece = self.first_piece(token_id)
+            # Not all of what is stripped need be in one token.
+            char = self.strip_char if isinstance(piece, str) else self.strip_char.encode()
+            if self.num_strip and piece.startswith(char):
+                return b""
+        return piece if isinstance(piece, bytes) else piece.encode()
 
     def piece(self, token_id: int) -> str | bytes | None:
         """A token's text after another one, or the byte it is; None if it is unknown."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.graphs.errors import BundleError, RequestError
 from octavo.runtime.text.detokenizer import Detokenizer, token_decoder
+from octavo.runtime.text.token_table import TokenTable
 
 if TYPE_CHECKING:
     import tokenizers
@@ -36,8 +37,8 @@ class Tokenizer:
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
         added_tokens = backend.get_added_tokens_decoder().items()
-        special_ids = frozenset(token_id for token_id, token in added_tokens if token.special)
-        self._decoder = token_decoder(backend, special_ids)
+        self._special_ids = frozenset(token_id for token_id, token in added_tokens if token.special)
+        self._decoder = token_decoder(backend, self._special_ids)
 
     @classmethod
     def from_bundle(cls, bundle: Path, spec: ModelSpec) -> Tokenizer | None:
@@ -98,6 +99,26 @@ class Tokenizer:
         U+FFFD stands for bytes that are no whole character; "" is the text of an unknown id.
         """
         return self._decoder.token_text(token_id)
+
+    def token_table(self) -> TokenTable:
+        """The bytes of every token, made anew each time.
+
+        RequestError if the text of a token depends on more than whether it begins a text.
+        """
+        special_ids = sorted(self._special_ids)
+        ids = self._backend.get_vocab(with_added_tokens=True).values()
+        token_bytes, altered_ids = [], []
+        for token_id in range(max(ids, default=-1) + 1):
+            own = self._decoder.token_bytes(token_id, is_first=False)
+            if own is None:
+                raise RequestError(
+                    "the texts of this tokenizer's tokens depend on their neighbours: no grammar "
+                    "can be followed, leave structured_outputs out"
+                )
+            token_bytes.append(own)
+            if own != self._decoder.token_bytes(token_id, is_first=True):
+                altered_ids.append(token_id)
+        return TokenTable(token_bytes, special_ids, altered_ids)
 
     def apply_chat_template(
         self,
