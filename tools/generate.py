@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from octavo.tools import completions, options, speculative_options
+from octavo.tools import completions, options, speculative_options, structured_options
 from octavo.tools.console import print_json, reports_errors, usage_error
 
 if TYPE_CHECKING:
@@ -116,6 +116,9 @@ def generate(
             help="A token id that ends the output; repeatable.", rich_help_panel=options.STOPPING
         ),
     ] = None,
+    json_schema: structured_options.JsonSchema = None,
+    regex: structured_options.Regex = None,
+    choice: structured_options.Choice = None,
     stream: Annotated[
         bool,
         typer.Option("--stream", help="Print text as it comes.", rich_help_panel=options.OUTPUT),
@@ -167,6 +170,7 @@ def generate(
         min_tokens=min_tokens,
         stop=stop,
         logprobs=logprobs,
+        structured_outputs=structured_options.given(json_schema, regex, choice),
     )
     common = {
         "n": n,
@@ -211,6 +215,11 @@ def _params(
             raise usage_error("--length-penalty is for a beam search: add --beam-width")
         return SamplingParams(**common, **sampling)
     if sampling:
+        if sampling.pop("structured_outputs", None) is not None:
+            raise usage_error(
+                "a beam search takes no structured output: leave out --json-schema, --regex and "
+                "--choice, or --beam-width"
+            )
         names = ", ".join("--" + name.replace("_", "-") for name in sampling)
         raise usage_error(f"a beam search does not sample: leave out {names}, or --beam-width")
     search: dict[str, Any] = options.given(length_penalty=length_penalty)

@@ -17,6 +17,8 @@ MAX_LENGTH = 1 << 16
 # llguidance follows rules and references by recursion: a longer chain could overflow its stack.
 MAX_GRAMMAR_MARKS = 1500
 MAX_REFERRING_PARTS = 1500
+# Each multiplies the states of the automaton.
+MAX_INTERSECTIONS = 4
 # It counts remainders by states of an automaton.
 MAX_MULTIPLE = 10_000
 
@@ -160,6 +162,10 @@ def _check_grammar(grammar: object) -> None:
         raise RequestError(
             f"grammar has {count} colons and opening brackets, at most {MAX_GRAMMAR_MARKS} are "
             "taken: give a smaller one"
+        )
+    if (count := str(grammar).count("&")) > MAX_INTERSECTIONS:
+        raise RequestError(
+            f"grammar has {count} times &, at most {MAX_INTERSECTIONS} are taken: intersect less"
         )
 
 
