@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +122,7 @@ def _try_out(matcher: llguidance.LLMatcher, vocab_size: int) -> None:
     what = "allows no text or is too complex"
     allowed = allowed_tokens(matcher, vocab_size)
     check_matcher(matcher, what)
-    tokens: Sequence[int] = np.flatnonzero(allowed)[:1].tolist()
+    tokens: list[int] = np.flatnonzero(allowed)[:1].tolist()
     if not tokens and not matcher.is_accepting():
         raise RequestError(
             "the grammar of structured_outputs begins with no token of the vocabulary: change it"

@@ -151,8 +151,8 @@ def _digits(value: object) -> int:
     assert isinstance(number.exponent, int)
     if number.exponent > len(str(MAX_MULTIPLE)):
         return MAX_MULTIPLE + 1
-    digits = int("".join(map(str, number.digits)))
-    return max(1, digits * 10 ** max(0, number.exponent))
+    digits = int("".join(map(str, number.digits)) + "0" * number.exponent)
+    return max(1, digits)
 
 
 def _check_grammar(grammar: object) -> None:

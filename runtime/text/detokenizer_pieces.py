@@ -101,14 +101,12 @@ class PieceDecoder:
         if not self._rule.is_settled:
             return None
         piece = self.piece(token_id) or ""
-        if is_first:
-            if not isinstance(piece, bytes):
-                piece = self.first_piece(token_id)
-            # Not all of what is stripped need be in one token.
-            char = self.strip_char if isinstance(piece, str) else self.strip_char.encode()
-            if self.num_strip and piece.startswith(char):
-                return b""
-        return piece if isinstance(piece, bytes) else piece.encode()
+        if is_first and not isinstance(piece, bytes):
+            piece = self.first_piece(token_id)
+        data = piece if isinstance(piece, bytes) else piece.encode()
+        # How much is stripped may depend on the tokens after it: at least not all of it is text.
+        strips = is_first and self.num_strip and data.startswith(self.strip_char.encode())
+        return b"" if strips else data
 
     def piece(self, token_id: int) -> str | bytes | None:
         """A token's text after another one, or the byte it is; None if it is unknown."""

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from octavo.runtime import LLM, SamplingParams
 from octavo.tools.main import app
+from tests.unit.runtime_bundles import write_text_engine
 from tests.unit.word_bundles import VOCAB_SIZE, continuation, words, write_word_engine
 
 # A null engine's logits fall by this from one id to the next one, up to 40 ids away, then by 0.001.
@@ -254,3 +255,46 @@ def test_a_file_that_is_no_text_is_refused(null_engine: Path, tmp_path: Path) ->
     result = CliRunner().invoke(app, ["generate", str(null_engine), "--prompt-file", str(file)])
     assert result.exit_code == 2
     assert f"{file} is not UTF-8 text" in result.stderr
+
+
+@pytest.fixture(scope="module")
+def ending_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a token a byte and an end-of-sequence token that is in no text."""
+    return write_text_engine(tmp_path_factory.mktemp("engines") / "bytes", eos_token_ids=(187,))
+
+
+def test_the_text_has_the_form_that_is_asked_for(ending_engine: Path, tmp_path: Path) -> None:
+    schema = '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], '
+    schema += '"additionalProperties": false}'
+    file = tmp_path / "schema.json"
+    file.write_text(schema)
+    for given in (schema, str(file)):
+        command = ["generate", str(ending_engine), "--prompt", "x", "--json-schema", given]
+        assert json.loads(CliRunner().invoke(app, command).stdout)["a"] in (1, 2)
+    command = ["generate", str(ending_engine), "--prompt", "x"]
+    assert CliRunner().invoke(app, [*command, "--regex", "ab{2}"]).stdout == "abb\n"
+    choices = ["--choice", "yes", "--choice", "no"]
+    assert CliRunner().invoke(app, [*command, *choices]).stdout in ("yes\n", "no\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--regex", "a", "--choice", "b"], "regex and choice"),
+        (["--json-schema", "no-such-file"], "the path of a file"),
+        (["--json-schema", "{"], "json is no JSON text"),
+        (["--choice", ""], "a value of choice is empty"),
+        (["--regex", "a", "--beam-width", "2"], "no structured output"),
+    ],
+)
+def test_forms_that_make_no_sense(ending_engine: Path, options: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["generate", str(ending_engine), "-p", "x", *options])
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_a_form_that_the_engine_refuses(ending_engine: Path) -> None:
+    command = ["generate", str(ending_engine), "--prompt", "x", "--regex", "(a"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1
+    assert "unclosed group" in result.stderr
