@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,12 +24,11 @@ JSON_LAYOUT: dict[str, Any] = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
-_NUM_CACHED = 64  # compiled grammars that wait for the next request with the same
 _MESSAGE_LENGTH = 300
 
 
 class Grammar:
-    """A compiled grammar; each sequence takes its own matcher."""
+    """A compiled grammar; each sequence takes its own matcher, the automaton is shared."""
 
     def __init__(self, matcher: llguidance.LLMatcher, table: TokenTable) -> None:
         self._matcher = matcher
@@ -52,10 +50,12 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._table: TokenTable | None = None
         self._guidance_tokenizer: llguidance.LLTokenizer | None = None
-        self.compile = lru_cache(_NUM_CACHED)(self._compile)
 
-    def _compile(self, params: StructuredOutputsParams) -> Grammar:
-        """RequestError if llguidance is missing, or the grammar is wrong, too large or empty."""
+    def compile(self, params: StructuredOutputsParams) -> Grammar:
+        """RequestError if llguidance is missing, or the grammar is wrong, too large or empty.
+
+        Of one request: an automaton that has outgrown its limits fails for all who share it.
+        """
         tokenizer, table = self._tokens()
         import llguidance
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import llguidance
 import numpy as np
 import pytest
 import tokenizers
@@ -281,11 +283,16 @@ def test_expressions_of_a_billion_states_cost_no_more_than_what_is_used(
     assert llm.generate(PROMPT, params)[0].outputs[0].text == "aaaaa"
 
 
-def test_a_grammar_that_is_too_ambiguous_is_refused(llm: LLM) -> None:
-    rules = "".join(f"a{i}: a{i + 1} a{i + 1}\n" for i in range(60))
-    params = SamplingParams(structured_outputs={"grammar": f'start: a0\n{rules}a60: "x"'})
-    with pytest.raises(RequestError, match="structured_outputs"):
-        llm.generate(PROMPT, params)
+def test_a_grammar_that_becomes_too_complex_is_an_error_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = functools.partial(llguidance.LLParserLimits, step_max_items=20)
+    monkeypatch.setattr(llguidance, "LLParserLimits", limits)
+    one = mask(json={"type": "array", "items": {"type": "object"}})
+    allowed(one, ids('[{"abc": 1.5, "d"'))
+    with pytest.raises(RequestError, match="has become too complex"):
+        allowed(one, ids('[{"abc": 1.5, "d": ['))
+    assert allowed(one, []) == ids("[")
 
 
 def test_chains_as_long_as_they_may_be_do_not_overflow(llm: LLM) -> None:
