@@ -163,6 +163,8 @@ def _check_grammar(grammar: object) -> None:
             f"grammar has {count} colons and opening brackets, at most {MAX_GRAMMAR_MARKS} are "
             "taken: give a smaller one"
         )
+    if "multipleOf" in str(grammar):
+        raise RequestError("grammar has a schema with multipleOf: give that schema as json")
     if (count := str(grammar).count("&")) > MAX_INTERSECTIONS:
         raise RequestError(
             f"grammar has {count} times &, at most {MAX_INTERSECTIONS} are taken: intersect less"

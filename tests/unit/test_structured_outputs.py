@@ -216,6 +216,7 @@ def test_tokenizers_whose_tokens_have_no_text_of_their_own_are_refused(kind: Any
         ({"choice": ["a" * 60_000, "b" * 60_000]}, "120000 characters"),
         ({"grammar": "start: " + "(" * 2000}, "2001 colons and opening brackets"),
         ({"grammar": "start: A\nA: /a/" + "& /a/" * 5}, "5 times &"),
+        ({"grammar": 'start: %json {"multipleOf": 7}'}, "a schema with multipleOf"),
         ({"json_object": 3}, "json_object is 3"),
         ({"json": {"$ref": "#/$defs/0", "$defs": {str(i): {} for i in range(2000)}}}, r"has \$ref"),
         ({"json": {"type": "integer", "multipleOf": 1_000_003}}, "multipleOf"),
