@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from octavo.graphs.errors import RequestError
 from octavo.runtime.beam_group import BeamGroup
@@ -13,7 +13,7 @@ from octavo.runtime.generation import BeamGeneration, Generation, SampledGenerat
 from octavo.runtime.prompts import EncodedPrompt, Prompt, PromptReader
 from octavo.runtime.request import Request
 from octavo.runtime.sampling.beam_search import BeamSearch, BeamSearchParams
-from octavo.runtime.sampling.grammar import GrammarCompiler, GrammarFollower
+from octavo.runtime.sampling.grammars import Grammar, GrammarCompiler
 from octavo.runtime.sampling.logits_processors import make_processors
 from octavo.runtime.sampling.sampling_params import RequestOutputKind, SamplingParams
 from octavo.runtime.text.output_text import OutputText
@@ -76,7 +76,7 @@ class GenerationFactory:
         priority: int,
         choice: int,
         seed: int = 0,
-        grammar: GrammarFollower | None = None,
+        grammar: Grammar | None = None,
     ) -> Request:
         return Request(
             f"{request_id}/{choice}" if choice else request_id,
@@ -93,22 +93,32 @@ class GenerationFactory:
                 eos_token_ids=self.eos_token_ids,
                 vocab_size=self.sampled_vocab_size,
                 encode=self._encode,
-                grammar=None if grammar is None else grammar.copy(),
+                grammar=grammar,
             ),
             text=self._text(params),
         )
 
-    def _grammar(self, params: SamplingParams) -> GrammarFollower | None:
-        if params.structure is None:
+    def _grammar(self, params: SamplingParams) -> Grammar | None:
+        if params.grammar is None:
             return None
-        if self.tokenizer is None:
-            raise RequestError("structured_outputs needs a tokenizer and the engine has none")
-        return self._grammars.compile(params.structure, params.stop_token_ids)
+        if self._grammars is None:
+            raise RequestError(
+                "structured_outputs needs a tokenizer and the engine has none: "
+                "use allowed_token_ids or logits_processors"
+            )
+        if not (self.eos_token_ids or params.stop_token_ids):
+            raise RequestError(
+                "structured_outputs needs a token that ends the text and the model has none: "
+                "give stop_token_ids"
+            )
+        return self._grammars.compile(params.grammar)
 
-    @functools.cached_property
-    def _grammars(self) -> GrammarCompiler:
-        assert self.tokenizer is not None
-        return GrammarCompiler(self.tokenizer, self.sampled_vocab_size, self.eos_token_ids)
+    @cached_property
+    def _grammars(self) -> GrammarCompiler | None:
+        """One for all requests: it makes its tables of the vocabulary once."""
+        if self.tokenizer is None:
+            return None
+        return GrammarCompiler(self.tokenizer, self.sampled_vocab_size)
 
     def _text(self, params: SamplingParams) -> OutputText | None:
         """None where the text is needed at the end only: then it is decoded at once."""

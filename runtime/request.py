@@ -75,7 +75,9 @@ class Request:
         self.max_total_tokens = max_model_len
         if params.max_tokens is not None:
             self.max_total_tokens = min(self.num_prompt_tokens + params.max_tokens, max_model_len)
-        self.eos_token_ids = frozenset(() if params.ignore_eos else eos_token_ids)
+        # With a grammar only its end is left to a request that ignores them.
+        ignores_eos = params.ignore_eos and params.structured_outputs is None
+        self.eos_token_ids = frozenset(() if ignores_eos else eos_token_ids)
         self.stop_token_ids = frozenset(params.stop_token_ids)
 
         self.num_tokens = self.num_prompt_tokens

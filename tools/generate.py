@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from octavo.tools import completions, options, speculative_options
+from octavo.tools import completions, options, speculative_options, structured_options
 from octavo.tools.console import print_json, reports_errors, usage_error
 
 if TYPE_CHECKING:
@@ -116,27 +116,9 @@ def generate(
             help="A token id that ends the output; repeatable.", rich_help_panel=options.STOPPING
         ),
     ] = None,
-    json_schema: Annotated[
-        str | None,
-        typer.Option(
-            help="The output is JSON of this schema: a file, or the schema itself.",
-            rich_help_panel=options.STRUCTURE,
-        ),
-    ] = None,
-    regex: Annotated[
-        str | None,
-        typer.Option(
-            help="The whole output matches this regular expression.",
-            rich_help_panel=options.STRUCTURE,
-        ),
-    ] = None,
-    choice: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="The output is one of these texts; repeatable.",
-            rich_help_panel=options.STRUCTURE,
-        ),
-    ] = None,
+    json_schema: structured_options.JsonSchema = None,
+    regex: structured_options.Regex = None,
+    choice: structured_options.Choice = None,
     stream: Annotated[
         bool,
         typer.Option("--stream", help="Print text as it comes.", rich_help_panel=options.OUTPUT),
@@ -169,7 +151,7 @@ def generate(
         )
     if logprobs is not None and not as_json:
         raise usage_error("--logprobs are part of the JSON: add --json")
-    texts = [*(prompt or ()), *(_read_text(path) for path in prompt_file or ())]
+    texts = [*(prompt or ()), *(_read_prompt(path) for path in prompt_file or ())]
     ids = [_parse_token_ids(text) for text in token_ids or ()]
     if not texts and not ids:
         raise usage_error("no prompt: give --prompt, --prompt-file or --token-ids")
@@ -188,7 +170,7 @@ def generate(
         min_tokens=min_tokens,
         stop=stop,
         logprobs=logprobs,
-        structured_outputs=_structure(json_schema, regex, choice),
+        structured_outputs=structured_options.given(json_schema, regex, choice),
     )
     common = {
         "n": n,
@@ -233,6 +215,11 @@ def _params(
             raise usage_error("--length-penalty is for a beam search: add --beam-width")
         return SamplingParams(**common, **sampling)
     if sampling:
+        if sampling.pop("structured_outputs", None) is not None:
+            raise usage_error(
+                "a beam search takes no structured output: leave out --json-schema, --regex and "
+                "--choice, or --beam-width"
+            )
         names = ", ".join("--" + name.replace("_", "-") for name in sampling)
         raise usage_error(f"a beam search does not sample: leave out {names}, or --beam-width")
     search: dict[str, Any] = options.given(length_penalty=length_penalty)
@@ -249,22 +236,7 @@ def _run(
     return llm.generate(prompts, params)
 
 
-def _structure(
-    json_schema: str | None, regex: str | None, choice: list[str] | None
-) -> dict[str, Any] | None:
-    """What `SamplingParams.structured_outputs` takes."""
-    if json_schema is not None and not json_schema.lstrip().startswith("{"):
-        path = Path(json_schema)
-        if not path.is_file():
-            raise usage_error(f"--json-schema takes a file or a JSON object, not {json_schema!r}")
-        json_schema = _read_text(path)
-    given: dict[str, Any] = options.given(json=json_schema, regex=regex, choice=choice)
-    if len(given) > 1:
-        raise usage_error("--json-schema, --regex and --choice exclude each other: give one")
-    return given or None
-
-
-def _read_text(path: Path) -> str:
+def _read_prompt(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

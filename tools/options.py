@@ -11,7 +11,6 @@ PROMPTS = "Prompts"
 SAMPLING = "Sampling"
 STOPPING = "Stopping"
 OUTPUT = "Output"
-STRUCTURE = "Structured output"
 ENGINE = "Engine"
 
 _Value = TypeVar("_Value")

@@ -1,8 +1,8 @@
 """Edits of a row of logits before a token is chosen from it, each row with its own history.
 
 Most requests have none, and their rows are sampled as they are. The order is vLLM's: allowed
-tokens, bad words, min_tokens, logit_bias, the request's own callables, penalties. The grammar of a
-structured output comes last: nothing that is changed before can let another token through.
+tokens, bad words, min_tokens, logit_bias, the request's own callables, penalties. The grammar of
+structured output, which vLLM applies first, comes last: nothing can allow again what it forbids.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from octavo.graphs.errors import RequestError
+from octavo.runtime.sampling.grammar_mask import GrammarMask
 from octavo.runtime.sampling.penalties import Penalties
 
 if TYPE_CHECKING:
     from octavo.backends.base import Float32Array, Int32Array
+    from octavo.runtime.sampling.grammars import Grammar
     from octavo.runtime.sampling.sampling_params import SamplingParams
 
 IndexArray = NDArray[np.intp]
@@ -114,14 +116,14 @@ def make_processors(
     eos_token_ids: Sequence[int],
     vocab_size: int,
     encode: Callable[[str], Sequence[int]] | None,
-    grammar: LogitsProcessor | None = None,
+    grammar: Grammar | None = None,
 ) -> tuple[LogitsProcessor, ...]:
     """The processors of one request, none for most; `params` have passed `check_vocabulary`.
 
     eos_token_ids  the model's; ids outside the vocabulary are the absence of one
     vocab_size     V of the rows to be edited
     encode         token ids of a text without special tokens, None if there is no tokenizer
-    grammar        of the sequence's structured output
+    grammar        compiled, of `structured_outputs`
 
     RequestError if bad_words cannot be told in tokens.
     """
@@ -141,7 +143,14 @@ def make_processors(
     if params.has_penalties:
         processors.append(Penalties(params))
     if grammar is not None:
-        processors.append(grammar)
+        processors.append(
+            GrammarMask(
+                grammar,
+                eos_token_ids=[token for token in eos_token_ids if 0 <= token < vocab_size],
+                stop_token_ids=params.stop_token_ids,
+                ignore_eos=params.ignore_eos,
+            )
+        )
     return tuple(processors)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 from octavo.graphs.errors import RequestError
 from octavo.runtime.sampling import parameter_checks as checks
-from octavo.runtime.sampling.structured_outputs import StructuredOutputsParams
+from octavo.runtime.sampling.structured_outputs import StructuredOutputsParams, structured_outputs
 
 if TYPE_CHECKING:
     from octavo.runtime.sampling.logits_processors import LogitsRow
@@ -69,8 +69,8 @@ class SamplingParams:
     logit_bias            {token id: value added to its logit}, values clamped to [-100, 100], ids
                           also as numeric texts (JSON's keys); stored as pairs (token id, value)
     allowed_token_ids     the only tokens that may be generated; None allows all
-    structured_outputs    the shape that the output must have, as `StructuredOutputsParams` or the
-                          mapping of its fields; None: any
+    structured_outputs    the form the text must have, see `StructuredOutputsParams` (or a mapping
+                          of its fields) and docs/structured-output.md; None leaves it free
     logits_processors     called with every `LogitsRow` before its token is chosen, in this order
     output_kind           what each output holds of a request that is still running
     speculate             whether tokens are drafted and verified, if the engine does so at all
@@ -99,7 +99,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None = None
     allowed_token_ids: Sequence[int] | None = None
-    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
+    structured_outputs: StructuredOutputsParams | Mapping[str, object] | None = None
     logits_processors: Sequence[Callable[[LogitsRow], None]] = ()
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     speculate: bool = True
@@ -111,7 +111,6 @@ class SamplingParams:
         self._check_lengths()
         self._check_texts()
         self._check_tokens()
-        self._check_structure()
         if self.num_sequences > self.n and self.output_kind is RequestOutputKind.DELTA:
             raise RequestError(
                 f"best_of is {self.best_of} and n is {self.n}, which completions are returned is "
@@ -144,16 +143,16 @@ class SamplingParams:
         )
 
     @property
-    def structure(self) -> StructuredOutputsParams | None:
-        """`structured_outputs`."""
-        # Whatever was given, it is one from construction on.
-        return cast("StructuredOutputsParams | None", self.structured_outputs)
-
-    @property
     def logit_bias_items(self) -> tuple[tuple[int, float], ...]:
         """(token id, value) of `logit_bias`, none if it is not given."""
         # Whatever was given, they are pairs from construction on.
         return cast("tuple[tuple[int, float], ...]", self.logit_bias or ())
+
+    @property
+    def grammar(self) -> StructuredOutputsParams | None:
+        """`structured_outputs`, whatever it was given as."""
+        # From construction on it is no mapping.
+        return cast("StructuredOutputsParams | None", self.structured_outputs)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """RequestError for a token id or a number of log-probabilities beyond the vocabulary."""
@@ -285,28 +284,9 @@ class SamplingParams:
                     "use None to allow every token"
                 )
             _set(self, "allowed_token_ids", allowed)
+        if self.structured_outputs is not None:
+            _set(self, "structured_outputs", structured_outputs(self.structured_outputs))
         _set(self, "logits_processors", _processors(self.logits_processors))
-
-    def _check_structure(self) -> None:
-        given = self.structured_outputs
-        if given is None:
-            return
-        if not isinstance(given, StructuredOutputsParams):
-            _set(self, "structured_outputs", _structured_outputs(given))
-        if self.ignore_eos:
-            raise RequestError(
-                "structured_outputs and ignore_eos are both given, the output would have no end: "
-                "leave one out"
-            )
-
-
-def _structured_outputs(values: object) -> StructuredOutputsParams:
-    names = {one.name for one in fields(StructuredOutputsParams)}
-    if not isinstance(values, Mapping) or not set(values) <= names:
-        raise RequestError(
-            f"structured_outputs is {values!r}, it must have one of {', '.join(sorted(names))}"
-        )
-    return StructuredOutputsParams(**values)
 
 
 def _set(params: SamplingParams, name: str, value: object) -> None:

@@ -49,6 +49,9 @@ class TokenDecoder(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """What one token adds in the middle of a text: UTF-8, perhaps a part of a character."""
 
+    def settled_bytes(self, token_id: int, *, is_first: bool) -> bytes | None:
+        """What a token adds to a text; None if that depends on more than whether it begins it."""
+
 
 def token_decoder(backend: tokenizers.Tokenizer, special_ids: frozenset[int]) -> TokenDecoder:
     """The cheapest exact way to decode what `backend` encodes."""

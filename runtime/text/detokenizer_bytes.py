@@ -23,6 +23,9 @@ class ByteLevelDecoder:
     def token_bytes(self, token_id: int) -> bytes:
         return self._all_bytes[token_id]
 
+    def settled_bytes(self, token_id: int, *, is_first: bool) -> bytes | None:
+        return self._all_bytes[token_id]
+
 
 class _TokenBytes(dict[int, bytes]):
     """token id -> its bytes, looked up once: a table of all would delay the first token."""

@@ -22,6 +22,10 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class PieceRule(Protocol):
     """How a decoder turns one token into text."""
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether a token's text after another one is the same after any other."""
+
     def text(self, token: str, *, is_first: bool) -> str:
         """`is_first` tells the first token that has any text."""
 
@@ -31,6 +35,10 @@ class Replacing:
     """`Replace` stages, which treat every token alike."""
 
     replacements: tuple[tuple[str, str], ...]
+
+    @property
+    def is_settled(self) -> bool:
+        return True
 
     def text(self, token: str, *, is_first: bool) -> str:
         for pattern, content in self.replacements:
@@ -43,6 +51,11 @@ class Spacing:
     """Decoders that space the first token differently: Metaspace, WordPiece and none at all."""
 
     decoder: tokenizers.decoders.Decoder | None
+
+    @property
+    def is_settled(self) -> bool:
+        """Of Metaspace; with the others a text is words, and no grammar knows where they end."""
+        return type(self.decoder).__name__ == "Metaspace"
 
     def text(self, token: str, *, is_first: bool) -> str:
         if self.decoder is None:
@@ -81,6 +94,17 @@ class PieceDecoder:
     def token_bytes(self, token_id: int) -> bytes:
         piece = self.piece(token_id) or b""
         return piece if isinstance(piece, bytes) else piece.encode()
+
+    def settled_bytes(self, token_id: int, *, is_first: bool) -> bytes | None:
+        if not self._rule.is_settled:
+            return None
+        piece = self.piece(token_id) or ""
+        if is_first and not isinstance(piece, bytes):
+            piece = self.first_piece(token_id)
+        data = piece if isinstance(piece, bytes) else piece.encode()
+        # How much is stripped may depend on the tokens after it: at least not all of it is text.
+        strips = is_first and self.num_strip and data.startswith(self.strip_char.encode())
+        return b"" if strips else data
 
     def piece(self, token_id: int) -> str | bytes | None:
         """A token's text after another one, or the byte it is; None if it is unknown."""

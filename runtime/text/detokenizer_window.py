@@ -30,6 +30,9 @@ class WindowDecoder:
     def token_bytes(self, token_id: int) -> bytes:
         return self._backend.decode([token_id], skip_special_tokens=False).encode()
 
+    def settled_bytes(self, token_id: int, *, is_first: bool) -> bytes | None:
+        return None
+
 
 class WindowDetokenizer:
     """Decodes a window over the last tokens, so a piece costs the same however long the text is.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.graphs.errors import BundleError, RequestError
 from octavo.runtime.text.detokenizer import Detokenizer, token_decoder
+from octavo.runtime.text.token_table import TokenTable
 
 if TYPE_CHECKING:
     import tokenizers
@@ -22,7 +23,6 @@ class Tokenizer:
     """Wraps a `tokenizers.Tokenizer`; encodes as its file says, special tokens included.
 
     chat_template  the source of the template of conversations, None if there is none
-    special_ids    tokens that `skip_special_tokens` leaves out of texts
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class Tokenizer:
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
         added_tokens = backend.get_added_tokens_decoder().items()
-        self.special_ids = frozenset(token_id for token_id, token in added_tokens if token.special)
-        self._decoder = token_decoder(backend, self.special_ids)
+        self._special_ids = frozenset(token_id for token_id, token in added_tokens if token.special)
+        self._decoder = token_decoder(backend, self._special_ids)
 
     @classmethod
     def from_bundle(cls, bundle: Path, spec: ModelSpec) -> Tokenizer | None:
@@ -106,6 +106,26 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 of `token_text`, with the bytes of a token that is a part of a character."""
         return self._decoder.token_bytes(token_id)
+
+    def token_table(self) -> TokenTable:
+        """The bytes of every token, made anew each time.
+
+        RequestError if the text of a token depends on more than whether it begins a text.
+        """
+        special_ids = sorted(self._special_ids)
+        ids = self._backend.get_vocab(with_added_tokens=True).values()
+        token_bytes, altered_ids = [], []
+        for token_id in range(max(ids, default=-1) + 1):
+            own = self._decoder.settled_bytes(token_id, is_first=False)
+            if own is None:
+                raise RequestError(
+                    "the texts of this tokenizer's tokens depend on their neighbours: no grammar "
+                    "can be followed, leave structured_outputs out"
+                )
+            token_bytes.append(own)
+            if own != self._decoder.settled_bytes(token_id, is_first=True):
+                altered_ids.append(token_id)
+        return TokenTable(token_bytes, special_ids, altered_ids)
 
     def apply_chat_template(
         self,

@@ -1,91 +1,131 @@
-"""Whatever the schema and the schedule, an output that ends by itself has its shape."""
+"""Whatever the grammar, the seed and the company: the text has the form that was asked for."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.runtime.llm_engine import LLMEngine
-from octavo.runtime.sampling.sampling_params import RequestOutputKind, SamplingParams
-from tests.unit.llm_engines import ids, run
-from tests.unit.runtime_bundles import LIMITS, write_text_engine
+from octavo.backends.manifest import Limits
+from octavo.runtime import LLM, CompletionOutput, SamplingParams, StructuredOutputsParams
+from octavo.runtime.text.tokenizer import Tokenizer
+from tests.unit.runtime_bundles import write_text_engine
+from tests.unit.tokenizer_kinds import byte_level
 
-NAMES = st.sampled_from(["a", "b c", 'd"', "\u00e9"])
-LEAVES = st.one_of(
-    st.fixed_dictionaries({"type": st.just("string"), "maxLength": st.integers(0, 3)}),
-    st.fixed_dictionaries(
-        {"type": st.just("integer"), "minimum": st.just(0), "maximum": st.just(99)}
-    ),
-    st.fixed_dictionaries({"type": st.sampled_from(["boolean", "null"])}),
-    st.fixed_dictionaries({"enum": st.lists(NAMES | st.integers(0, 9), min_size=1, max_size=3)}),
-)
-
-
-def objects(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    properties = st.dictionaries(NAMES, values, min_size=1, max_size=2)
-    return properties.map(
-        lambda found: {
-            "type": "object",
-            "properties": found,
-            "required": list(found),
-            "additionalProperties": False,
-        }
-    )
-
-
-def arrays(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.fixed_dictionaries(
-        {"type": st.just("array"), "items": values, "maxItems": st.just(2)}
-    )
-
-
-SCHEMAS = st.recursive(LEAVES, lambda inner: objects(inner) | arrays(inner), max_leaves=3)
+LIMITS = Limits(max_model_len=256, max_num_seqs=4, max_num_batched_tokens=32, block_size=4)
+# A byte that is in no UTF-8 text.
+EOS = Tokenizer(byte_level()).token_table().token_bytes.index(b"\xff")
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    limits = LIMITS.model_copy(update={"max_model_len": 160})
-    path = tmp_path_factory.mktemp("engines") / "text"
-    return write_text_engine(path, eos_token_ids=[0], limits=limits)
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("engine") / "text"
+    return write_text_engine(path, limits=LIMITS, eos_token_ids=(EOS,))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(schemas=st.lists(SCHEMAS, min_size=1, max_size=3), seed=st.integers(0, 99))
-def test_an_output_is_valid_and_independent_of_the_schedule(
-    bundle: Path, schemas: list[dict[str, Any]], seed: int
+@pytest.fixture(scope="module")
+def llm(engine: Path) -> Iterator[LLM]:
+    with LLM(engine) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def drafting(engine: Path) -> Iterator[LLM]:
+    with LLM(engine, speculative={"method": "ngram", "prompt_lookup_min": 1}) as llm:
+        yield llm
+
+
+def schemas() -> st.SearchStrategy[dict[str, Any]]:
+    leaves: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+        [
+            {"type": "integer", "minimum": -5, "maximum": 99},
+            {"type": "boolean"},
+            {"type": "string", "maxLength": 5},
+            {"enum": ["a", 1, None, "é"]},
+            {"type": "string", "pattern": "^[a-c]{1,4}$"},
+            {"type": "null"},
+        ]
+    )
+    return st.recursive(
+        leaves,
+        lambda inner: st.one_of(
+            st.builds(lambda items: {"type": "array", "items": items, "maxItems": 3}, inner),
+            st.builds(
+                lambda properties, num_required: {
+                    "type": "object",
+                    "properties": properties,
+                    "required": list(properties)[:num_required],
+                    "additionalProperties": False,
+                },
+                st.dictionaries(st.sampled_from("xyz"), inner, max_size=3),
+                st.integers(0, 3),
+            ),
+            st.builds(lambda one, other: {"anyOf": [one, other]}, inner, inner),
+        ),
+        max_leaves=4,
+    )
+
+
+def regexes() -> st.SearchStrategy[str]:
+    leaves = st.sampled_from(["a", "b", "[a-f]", "\\d", "é", "안", "\\.", " "])
+    return st.recursive(
+        leaves,
+        lambda inner: st.one_of(
+            st.builds("({})({})".format, inner, inner),
+            st.builds("({}|{})".format, inner, inner),
+            st.builds("({}){{0,3}}b".format, inner),
+            st.builds("({})?a".format, inner),
+        ),
+        max_leaves=5,
+    )
+
+
+def check(params: StructuredOutputsParams, output: CompletionOutput) -> None:
+    if output.finish_reason != "stop":
+        assert output.finish_reason == "length"
+        return
+    if params.regex is not None:
+        assert re.fullmatch(params.regex, output.text)
+    else:
+        schema = json.loads(str(params.json))
+        assert jsonschema_rs.is_valid(schema, json.loads(output.text))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    forms=st.lists(
+        st.one_of(
+            st.builds(lambda schema: StructuredOutputsParams(json=schema), schemas()),
+            st.builds(lambda regex: StructuredOutputsParams(regex=regex), regexes()),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    temperature=st.sampled_from([0.0, 1.0, 5.0, 50.0]),
+    seed=st.integers(0, 1000),
+)
+def test_the_text_has_its_form_and_does_not_depend_on_the_schedule(
+    llm: LLM,
+    drafting: LLM,
+    forms: list[StructuredOutputsParams],
+    temperature: float,
+    seed: int,
 ) -> None:
-    params = [
-        SamplingParams(
-            structured_outputs={"json": schema},
-            temperature=1.5,
-            seed=seed,
-            max_tokens=100,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-        for schema in schemas
+    free = SamplingParams(temperature=temperature, seed=seed, max_tokens=100)
+    params = [*(replace(free, structured_outputs=form) for form in forms), free]
+    prompts = [{"prompt_token_ids": [index + 1, 50, 60]} for index in range(len(params))]
+    alone = [
+        llm.generate(prompt, one)[0].outputs for prompt, one in zip(prompts, params, strict=True)
     ]
-    alone = [_outputs(bundle, [one])[0] for one in params]
-    together = _outputs(bundle, params)
-    drafted = _outputs(bundle, params, speculative="ngram")
-    assert alone == together == drafted
-    for schema, (text, _, finish_reason) in zip(schemas, alone, strict=True):
-        if finish_reason == "stop":
-            jsonschema_rs.validate(schema, json.loads(text))
-
-
-def _outputs(
-    bundle: Path, params: list[SamplingParams], **options: Any
-) -> list[tuple[str, list[int], str | None]]:
-    engine = LLMEngine(bundle, **options)
-    for number, one in enumerate(params):
-        engine.add_request(str(number), ids([1, 2, 3]), one)
-    outputs = sorted(run(engine), key=lambda output: int(output.request_id))
-    assert [output.error for output in outputs] == [None] * len(params)
-    completions = [output.outputs[0] for output in outputs]
-    return [(one.text, one.token_ids, one.finish_reason) for one in completions]
+    assert [output.outputs for output in llm.generate(prompts, params)] == alone
+    assert [output.outputs for output in drafting.generate(prompts, params)] == alone
+    for form, (output,) in zip(forms, alone[:-1], strict=True):
+        check(form, output)

@@ -38,6 +38,7 @@ EVERY_FIELD: dict[str, Any] = {
     "skip_special_tokens": False,
     "logit_bias": {3: -0.1, 11: 5},
     "allowed_token_ids": [3, 11, 2],
+    "structured_outputs": {"choice": ["a", "b"]},
     "output_kind": RequestOutputKind.FINAL_ONLY,
     "speculate": False,
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -128,21 +127,6 @@ def test_every_option_reaches_the_sampling(
     assert likelihoods == sorted(likelihoods, reverse=True)
 
 
-def test_the_output_has_the_shape_that_is_asked_for(tmp_path: Path) -> None:
-    engine = write_text_engine(tmp_path / "engine", eos_token_ids=[0])
-    schema = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2}
-    file = tmp_path / "schema.json"
-    file.write_text(json.dumps(schema))
-    prompt = ("--token-ids", "5,6")
-    for given in (str(file), json.dumps(schema)):
-        (entry,) = run_json(engine, *prompt, "--json-schema", given)
-        assert [one in (1, 2) for one in json.loads(entry["outputs"][0]["text"])] == [True, True]
-    (entry,) = run_json(engine, *prompt, "--choice", "left", "--choice", "right")
-    assert entry["outputs"][0]["text"] in ("left", "right")
-    (entry,) = run_json(engine, *prompt, "--regex", "[0-9]{4}")
-    assert re.fullmatch("[0-9]{4}", entry["outputs"][0]["text"])
-
-
 def test_a_stop_text_and_a_stop_token_are_named(text_engine: Path) -> None:
     tokens = continuation([5], 6)
     stop = f"w{tokens[3]}"
@@ -226,8 +210,6 @@ def test_a_beam_search_shows_its_scores(text_engine: Path) -> None:
         ),
         (["--token-ids", "1", "--chat"], "--chat needs text"),
         (["--token-ids", "1,x"], "not '1,x'"),
-        (["--prompt", "a", "--regex", "a", "--choice", "b"], "exclude each other"),
-        (["--prompt", "a", "--json-schema", "missing.json"], "not 'missing.json'"),
         (["--prompt-file", "missing.txt"], "missing.txt"),
         (["--prompt", "a", "--max-tokens", "many"], "--max-tokens"),
     ],
@@ -273,3 +255,46 @@ def test_a_file_that_is_no_text_is_refused(null_engine: Path, tmp_path: Path) ->
     result = CliRunner().invoke(app, ["generate", str(null_engine), "--prompt-file", str(file)])
     assert result.exit_code == 2
     assert f"{file} is not UTF-8 text" in result.stderr
+
+
+@pytest.fixture(scope="module")
+def ending_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a token a byte and an end-of-sequence token that is in no text."""
+    return write_text_engine(tmp_path_factory.mktemp("engines") / "bytes", eos_token_ids=(187,))
+
+
+def test_the_text_has_the_form_that_is_asked_for(ending_engine: Path, tmp_path: Path) -> None:
+    schema = '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], '
+    schema += '"additionalProperties": false}'
+    file = tmp_path / "schema.json"
+    file.write_text(schema)
+    for given in (schema, str(file)):
+        command = ["generate", str(ending_engine), "--prompt", "x", "--json-schema", given]
+        assert json.loads(CliRunner().invoke(app, command).stdout)["a"] in (1, 2)
+    command = ["generate", str(ending_engine), "--prompt", "x"]
+    assert CliRunner().invoke(app, [*command, "--regex", "ab{2}"]).stdout == "abb\n"
+    choices = ["--choice", "yes", "--choice", "no"]
+    assert CliRunner().invoke(app, [*command, *choices]).stdout in ("yes\n", "no\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--regex", "a", "--choice", "b"], "regex and choice"),
+        (["--json-schema", "no-such-file"], "the path of a file"),
+        (["--json-schema", "{"], "json is no JSON text"),
+        (["--choice", ""], "a value of choice is empty"),
+        (["--regex", "a", "--beam-width", "2"], "no structured output"),
+    ],
+)
+def test_forms_that_make_no_sense(ending_engine: Path, options: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["generate", str(ending_engine), "-p", "x", *options])
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_a_form_that_the_engine_refuses(ending_engine: Path) -> None:
+    command = ["generate", str(ending_engine), "--prompt", "x", "--regex", "(a"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1
+    assert "unclosed group" in result.stderr
