@@ -20,7 +20,7 @@ from tests.server_process import ServerProcess, serving
 from tests.unit.word_bundles import continuation, words, write_word_engine
 
 NUM_REQUESTS = 10_000
-NUM_WARMUP = 2_000
+NUM_WARMUP = 3_000
 CONCURRENCY = 48
 NUM_BLOCKS = 1200
 MIB = 1 << 20
@@ -129,6 +129,7 @@ def test_ten_thousand_requests_leave_nothing_behind(engine: Path) -> None:
         assert min(endings.values()) > NUM_REQUESTS / 10
         assert after.files <= before.files + 2  # a connection may still be closing
         assert after.threads <= before.threads
-        # A kilobyte a request would be ten megabytes.
-        assert after.memory - before.memory < 5 * MIB, (before, after)
+        # A leaked kilobyte a request would be 9.8 of them; what the heap of a fresh engine still
+        # grows by was up to 6.
+        assert after.memory - before.memory < 8 * MIB, (before, after)
         assert "Traceback" not in server.stderr()
