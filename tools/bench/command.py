@@ -14,6 +14,8 @@ import typer
 
 from octavo.graphs.errors import OctavoError
 from octavo.tools import console
+from octavo.tools.bench.load.command import serve
+from octavo.tools.bench.served import served
 
 if TYPE_CHECKING:
     from octavo.tools.bench.measure import Result
@@ -77,6 +79,10 @@ def speculative(
         options = drafters_to_use(method)
         chosen = [one.model_copy(update={"speculative": options}) for one in chosen]
     _report(chosen, engine, None, output)
+
+
+app.command("serve")(serve)
+app.command("served")(served)
 
 
 @app.command("all")

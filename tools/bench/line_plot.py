@@ -15,7 +15,8 @@ COLOURS = ("#777777", "#1f4e79", "#b3541e", "#1b6b3a")
 @dataclass(frozen=True)
 class Panel:
     title: str
-    lines: dict[str, list[tuple[float, float]]]  # name to points, x > 0 and 0 <= y <= 1
+    lines: dict[str, list[tuple[float, float]]]  # name to points, x > 0 and y >= 0
+    unit: str = "%"  # of y: "%" of shares, which are at most 1; "": as it is
 
 
 def svg(panels: Sequence[Panel], x_label: str, y_label: str) -> str:
@@ -41,7 +42,10 @@ class _Axes:
         ys = [y for points in panel.lines.values() for _, y in points]
         self.low = math.log10(min(xs))
         self.decades = max(math.log10(max(xs)) - self.low, 1e-9)
-        self.top = max(0.1, math.ceil(max(ys) * 10) / 10)
+        self.step = 0.1 if panel.unit == "%" else _round_step(max(ys) / 5)
+        self.scale = 100 if panel.unit == "%" else 1
+        self.unit = f" {panel.unit}".rstrip()
+        self.top = max(1, math.ceil(round(max(ys) / self.step, 6))) * self.step
 
     def x(self, value: float) -> float:
         share = (math.log10(value) - self.low) / self.decades
@@ -73,10 +77,11 @@ class _Axes:
 
     def _grid(self) -> list[str]:
         parts = []
-        for tenth in range(round(self.top * 10) + 1):
-            y = self.y(tenth / 10)
+        for count in range(round(self.top / self.step) + 1):
+            y = self.y(count * self.step)
             parts.append(_line(LEFT, y, WIDTH - RIGHT, y))
-            parts.append(_text(LEFT - 6, y + 4, f"{tenth * 10} %", "end"))
+            label = f"{round(count * self.step * self.scale, 6):g}{self.unit}"
+            parts.append(_text(LEFT - 6, y + 4, label, "end"))
         highest = self.low + self.decades
         for exponent in range(math.floor(self.low), math.ceil(highest) + 1):
             for digit in (1, 3):
@@ -87,6 +92,12 @@ class _Axes:
                         _text(self.x(value), HEIGHT - BOTTOM + 15, f"{value:,.0f}", "middle")
                     )
         return parts
+
+
+def _round_step(step: float) -> float:
+    """The next one of 1, 2 and 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(max(step, 1e-9)))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step)
 
 
 def _line(x1: float, y1: float, x2: float, y2: float) -> str:
