@@ -111,11 +111,7 @@ def test_events_are_whole_wherever_they_are_cut(
     # A carriage return is never cut from its line feed: servers write whole events.
     edges = [edge for edge in edges if stream[edge - 1 : edge + 1] != b"\r\n"]
     reader = EventReader()
-    found = [
-        event
-        for start, stop in pairwise(edges)
-        for event in reader.push(stream[start:stop])
-    ]
+    found = [event for start, stop in pairwise(edges) for event in reader.push(stream[start:stop])]
     assert found == events
 
 

@@ -10,10 +10,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.staticfiles import StaticFiles
 
 from octavo.graphs.errors import OctavoError
 from octavo.runtime.metrics.prometheus import CONTENT_TYPE, SnapshotCollector
-from octavo.tools.server import information
+from octavo.tools.server import guard, information
 from octavo.tools.server.chat import chat
 from octavo.tools.server.completions import complete
 from octavo.tools.server.errors import ApiError, api_error
@@ -38,7 +39,7 @@ from octavo.tools.server.responses import (
 )
 from octavo.tools.server.service import Service
 
-PAGE = Path(__file__).parent / "page" / "index.html"
+PAGE = Path(__file__).parent / "page"
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorResponse, "description": "The request is refused"},
@@ -47,7 +48,10 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 _LONGEST_SHOWN = 60  # characters of a wrong value
 # Nothing that a page loads comes from elsewhere, and no other page may show it in a frame.
 _PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
 }
 
 
@@ -177,4 +181,6 @@ def _serve_operations(app: FastAPI, service: Service, http_metrics: HttpMetrics)
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return FileResponse(PAGE, headers=_PAGE_HEADERS)
+        return FileResponse(PAGE / "index.html", headers=_PAGE_HEADERS)
+
+    app.mount(guard.PAGE_PATH, StaticFiles(directory=PAGE))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from limits import RateLimitItem
 
 # For orchestrators, scrapers and browsers, which bring no key; they start nothing.
+PAGE_PATH = "/page"  # and below it: what the page loads
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics", "/openapi.json"})
 
 
@@ -31,7 +32,7 @@ class Guard:
         self._rate = rate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or _is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
@@ -113,6 +114,10 @@ class RateLimit:
     def check(self, client: str) -> None:
         if not self._limiter.hit(self._limit, client):
             raise busy(f"the rate limit is {self._limit}: send requests more slowly")
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(f"{PAGE_PATH}/")
 
 
 def _digest(key: str) -> str:
