@@ -32,9 +32,7 @@ class OutputBusyError(BuildError):
 
 
 @contextlib.contextmanager
-def staging_folder(
-    output: Path, require: Callable[[Path], None] | None = None
-) -> Iterator[Path]:
+def staging_folder(output: Path, require: Callable[[Path], None] | None = None) -> Iterator[Path]:
     """An empty folder beside `output`, on its disk, for the only build of it; removed at the end.
 
     Raises BuildError if `output` holds something that is no engine, OutputBusyError if another

@@ -8,8 +8,13 @@ from dataclasses import fields
 from typing import Any
 
 from octavo.graphs.errors import RequestError
-from octavo.runtime import BeamSearchParams, CompletionOutput, RequestOutput
-from octavo.runtime import RequestOutputKind, SamplingParams
+from octavo.runtime import (
+    BeamSearchParams,
+    CompletionOutput,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+)
 from octavo.runtime.outputs import PositionLogprobs
 from octavo.tools.triton.stub import tensors
 

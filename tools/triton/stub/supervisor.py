@@ -73,7 +73,9 @@ class Supervisor:
         limit = self._settings.max_open_requests
         with self._lock:
             if self._closing.is_set():
-                raise RefusedError("the model is being unloaded: send the request to another server")
+                raise RefusedError(
+                    "the model is being unloaded: send the request to another server"
+                )
             if self._trouble is not None:
                 raise RefusedError(f"{self._trouble}: send the request again later")
             if len(self._open) >= limit:
