@@ -86,5 +86,5 @@ def _check(path: Path, name: str, value: Any, default: object) -> None:
         raise SettingsError(f"{path}: {name} is {value!r}, it must be {wanted}")
 
 
-def _is_count(value: Any, kinds: type | tuple[type, ...]) -> bool:
-    return isinstance(value, kinds) and not isinstance(value, bool) and value >= 0
+def _is_count(value: Any, kinds: Any) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool) and bool(value >= 0)

@@ -137,7 +137,7 @@ class Supervisor:
         except BaseException as error:
             # Whatever it is: nobody must wait for an engine that nobody watches.
             _logger.exception("the engine's supervisor has failed")
-            self._engine_died(f"the engine's supervisor died of {type(error).__name__}: {error}")
+            self._engine_ended(f"the engine's supervisor died of {type(error).__name__}: {error}")
             with self._lock:
                 process = self._process
             if process is not None:
@@ -149,10 +149,14 @@ class Supervisor:
             if not self._started.done():
                 self._started.set_exception(EngineFailedError(cause))
                 return
+            if self._closing.is_set():
+                self._engine_ended("the model was unloaded")
+                return
             delay = self._next_delay()
             if delay is None:
                 cause += f", the last of {len(self._deaths)} deaths: the model must be loaded again"
-            self._engine_died(cause)
+            _logger.error("%s", cause)
+            self._engine_ended(cause)
             if delay is None or self._closing.wait(delay):
                 return
 
@@ -213,8 +217,8 @@ class Supervisor:
             # The server refuses a response: that is between it and this client alone.
             _logger.exception("a response could not be sent")
 
-    def _engine_died(self, cause: str) -> None:
-        _logger.error("%s", cause)
+    def _engine_ended(self, cause: str) -> None:
+        """Ends the requests that it had."""
         with self._lock:
             self._trouble = cause
             self._complaint = self._snapshot = None
