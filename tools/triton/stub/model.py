@@ -16,7 +16,7 @@ from .metrics import ServerMetrics
 from .request import BadRequestError, read_request
 from .responder import Responder
 from .settings import SettingsError, read_settings
-from .supervisor import EngineFailedError, RefusedError, Supervisor
+from .supervisor import EngineFailedError, RefusedError, Status, Supervisor
 
 # Seconds between two looks for clients that are gone; at least this many for each open request,
 # since each look is a call to the server.
@@ -72,21 +72,22 @@ class TritonPythonModel:
         self._metrics.close()
 
     def _watch(self) -> None:
-        """Looks for clients that are gone, and publishes the metrics once a second."""
-        due = 0.0
+        """Looks for clients that are gone; publishes health when it changes, metrics each second."""
+        published, due = None, 0.0
         interval = _POLL_INTERVAL
         while not self._stopping.wait(interval):
             try:
                 self._supervisor.cancel_abandoned()
-                if time.monotonic() >= due:
-                    self._publish()
-                    due = time.monotonic() + _METRICS_INTERVAL
+                status = self._supervisor.status
+                health = (status.complaint, status.generation)
+                if health != published or time.monotonic() >= due:
+                    published, due = health, time.monotonic() + _METRICS_INTERVAL
+                    self._publish(status)
             except Exception as error:
                 pb_utils.Logger.log_error(f"the model's watcher goes on after {error!r}")
             interval = max(_POLL_INTERVAL, _POLL_INTERVAL_EACH * self._supervisor.num_open)
 
-    def _publish(self) -> None:
-        status = self._supervisor.status
+    def _publish(self, status: Status) -> None:
         self._metrics.publish(
             healthy=status.complaint is None,
             generation=status.generation,
