@@ -121,11 +121,12 @@ def triton_server(repository: Path, log: Path) -> Iterator[Server]:
     """Ready when entered; ended with everything it has started."""
     require_triton()
     server = start(repository, log)
+    family = [server.process, *server.process.children(recursive=True)]
     try:
         yield server
     finally:
-        family = [server.process, *server.process.children(recursive=True)]
         if server.process.poll() is None:
+            family = [server.process, *server.process.children(recursive=True)]
             server.process.send_signal(signal.SIGTERM)
         _, alive = psutil.wait_procs(family, timeout=EXIT_TIMEOUT)
         for process in alive:
@@ -154,12 +155,15 @@ def start(repository: Path, log: Path) -> Server:
     }
     with log.open("wb") as output:
         process = psutil.Popen(
-            [home / "bin" / "tritonserver", *(f"--{key}={value}" for key, value in options.items())],
+            [
+                home / "bin" / "tritonserver",
+                *(f"--{key}={value}" for key, value in options.items()),
+            ],
             stdout=output,
             stderr=output,
             env=environment,
         )
-    server = Server(process, *ports, log)
+    server = Server(process, ports[0], ports[1], ports[2], log)
     end = time.monotonic() + START_TIMEOUT
     while not _answers(f"http://127.0.0.1:{server.http}/v2/health/ready"):
         if process.poll() is not None or time.monotonic() > end:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,6 +68,7 @@ def _write_files(
         shutil.copyfile(file, version / file.name)
     if copy_engine:
         shutil.copytree(settings.engine, version / ENGINE)
+        settings = replace(settings, engine=ENGINE)
     (version / model_settings.FILE_NAME).write_text(settings.to_json(), encoding="utf-8")
 
 

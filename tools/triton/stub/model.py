@@ -72,7 +72,7 @@ class TritonPythonModel:
         self._metrics.close()
 
     def _watch(self) -> None:
-        """Looks for clients that are gone; publishes health when it changes, metrics each second."""
+        """Looks for clients that are gone; publishes health at once, metrics once a second."""
         published, due = None, 0.0
         interval = _POLL_INTERVAL
         while not self._stopping.wait(interval):
