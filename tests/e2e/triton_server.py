@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -45,7 +44,7 @@ def export(engine: Path, repository: Path, *arguments: str) -> None:
 
 @dataclass
 class Server:
-    process: psutil.Popen
+    process: subprocess.Popen[bytes]
     http: int
     grpc: int
     metrics: int
@@ -103,8 +102,12 @@ class Server:
 
     def engines(self, model: str) -> list[psutil.Process]:
         """The processes that run the engines of a model."""
-        stubs = [one for one in self.process.children() if f"/{model}/" in " ".join(one.cmdline())]
-        return [child for stub in stubs for child in stub.children()]
+        stubs = psutil.Process(self.process.pid).children()
+        own = [one for one in stubs if f"/{model}/" in " ".join(one.cmdline())]
+        return [child for stub in own for child in stub.children()]
+
+    def descendants(self) -> list[psutil.Process]:
+        return list(psutil.Process(self.process.pid).children(recursive=True))
 
     def wait_until(self, condition: str, holds: Any, timeout: float = 30.0) -> None:
         end = time.monotonic() + timeout
@@ -121,17 +124,21 @@ def triton_server(repository: Path, log: Path) -> Iterator[Server]:
     """Ready when entered; ended with everything it has started."""
     require_triton()
     server = start(repository, log)
-    family = [server.process, *server.process.children(recursive=True)]
+    started = server.descendants()
     try:
         yield server
     finally:
         if server.process.poll() is None:
-            family = [server.process, *server.process.children(recursive=True)]
-            server.process.send_signal(signal.SIGTERM)
-        _, alive = psutil.wait_procs(family, timeout=EXIT_TIMEOUT)
+            started = server.descendants()
+            server.process.terminate()
+            try:
+                server.process.wait(2 * EXIT_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                server.process.kill()
+                server.process.wait()
+        _, alive = psutil.wait_procs(started, timeout=10)
         for process in alive:
             process.kill()
-        psutil.wait_procs(alive)
 
 
 def start(repository: Path, log: Path) -> Server:
@@ -154,7 +161,7 @@ def start(repository: Path, log: Path) -> Server:
         "OMP_NUM_THREADS": "1",
     }
     with log.open("wb") as output:
-        process = psutil.Popen(
+        process = subprocess.Popen(
             [
                 home / "bin" / "tritonserver",
                 *(f"--{key}={value}" for key, value in options.items()),
