@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
-import logging
 import os
 import signal
 import socket
 import sys
 import threading
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
+from octavo.backends.bundle import read_manifest
 from octavo.graphs.errors import (
     CapacityError,
     EngineClosedError,
@@ -27,8 +28,6 @@ from octavo.runtime.prompts import Prompt
 from octavo.tools.triton.child_metrics import exposed_metrics
 from octavo.tools.triton.child_request import Responses, read_params
 from octavo.tools.triton.stub import frames
-
-_logger = logging.getLogger(__name__)
 
 _REPORT_INTERVAL = 1.0  # seconds
 _SHUTDOWN_TIMEOUT = 5.0
@@ -53,6 +52,7 @@ async def serve(connection: socket.socket) -> int:
             return 0
         start = message["start"]
         try:
+            read_manifest(Path(start["engine"]))  # an engine: a server builds none
             llm = AsyncLLM(
                 start["engine"],
                 engine="thread",

@@ -23,14 +23,15 @@ class EngineGoneError(Exception):
 
 
 class EngineProcess:
-    """Started at once; it ends when this process does, since it then reads the socket's end.
+    """Started at once, or OSError. It ends with this process: then it reads the socket's end.
 
     `send` may be called by any thread, after each other; `read` by one.
     """
 
     def __init__(self, settings: Settings) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with contextlib.ExitStack() as on_failure, theirs:
+            on_failure.callback(ours.close)
             # A session of its own: Ctrl-C in the terminal is for the server, which then ends it.
             self._process = subprocess.Popen(
                 [settings.python, "-P", "-m", MODULE, str(theirs.fileno())],
@@ -39,6 +40,7 @@ class EngineProcess:
                 start_new_session=True,
                 env={name: value for name, value in os.environ.items() if name != "PYTHONHOME"},
             )
+            on_failure.pop_all()
         self.pid = self._process.pid
         # Not `settimeout`, which would turn the reading side non-blocking too.
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_TIMEOUT, 0))

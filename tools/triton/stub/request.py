@@ -35,10 +35,8 @@ def read_request(request: Any) -> dict[str, Any]:
         values[declared.name] = _read(declared, tensor.as_numpy())
     text, ids = values.get(tensors.TEXT_INPUT.name), values.get(tensors.INPUT_IDS.name)
     if (text is None) == (ids is None):
-        given = "both" if ids is not None else "neither"
-        raise BadRequestError(
-            f"a request needs text_input or input_ids, {given} of them is given: give one"
-        )
+        given = "both are" if ids is not None else "neither is"
+        raise BadRequestError(f"a request needs text_input or input_ids, {given} given: give one")
     return {
         "text": text,
         "token_ids": ids,

@@ -137,7 +137,10 @@ class Supervisor:
         except BaseException as error:
             # Whatever it is: nobody must wait for an engine that nobody watches.
             _logger.exception("the engine's supervisor has failed")
-            self._engine_ended(f"the engine's supervisor died of {type(error).__name__}: {error}")
+            cause = f"the engine's supervisor died of {type(error).__name__}: {error}"
+            if not self._started.done():
+                self._started.set_exception(EngineFailedError(cause))
+            self._engine_ended(cause)
             with self._lock:
                 process = self._process
             if process is not None:
@@ -183,7 +186,8 @@ class Supervisor:
             cause = self._obey(process, message) or cause
         with self._lock:
             self._process = None
-        return cause or process.reap(_END_TIMEOUT if self._closing.is_set() else 1.0)
+        end = process.reap(_END_TIMEOUT if self._closing.is_set() else 1.0)
+        return cause or end
 
     def _obey(self, process: EngineProcess, message: dict[str, Any]) -> str | None:
         """The cause of death, if that is what the engine says."""
