@@ -239,6 +239,25 @@ def test_a_killed_engine_ends_its_requests_and_is_replaced(server: Server) -> No
     assert server.is_ready("single")
 
 
+def test_an_engine_that_is_given_up_makes_its_model_not_ready_until_it_is_loaded_again(
+    tmp_path: Path, null_engine: Path
+) -> None:
+    """Where the server is told which models to load, as the vLLM backend does it."""
+    export(null_engine, tmp_path / "repository", "--kv-cache-memory", "4MiB")
+    settings = tmp_path / "repository" / "null" / "1" / "model.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "max_restarts": 0}))
+    options = {"model_control_mode": "explicit", "load_model": "null"}
+    with triton_server(tmp_path / "repository", tmp_path / "server.log", **options) as explicit:
+        (engine,) = explicit.engines("null")
+        engine.kill()
+        explicit.wait_until("a model that is not ready", lambda: not explicit.is_ready("null"))
+        status, _ = explicit.post("null", {}, "../../repository/models/null/load")
+        assert status == 200
+        assert explicit.is_ready("null")
+        answer = explicit.generate("null", input_ids=[1, 2], max_tokens=1, return_token_ids=True)
+        assert len(json.loads(answer["token_ids"])) == 1
+
+
 def test_sigterm_lets_an_open_stream_end_and_leaves_no_process(
     repository: Path, tmp_path: Path
 ) -> None:

@@ -54,10 +54,15 @@ class Server:
         return f"http://127.0.0.1:{self.http}/v2/models/{model}/{action}"
 
     def post(self, model: str, body: dict[str, Any], action: str = "generate") -> tuple[int, str]:
+        return self._post(self.url(model, action), body)
+
+    def load(self, model: str) -> tuple[int, str]:
+        return self._post(f"http://127.0.0.1:{self.http}/v2/repository/models/{model}/load", {})
+
+    def _post(self, url: str, body: dict[str, Any]) -> tuple[int, str]:
         """Status and body of the answer."""
-        data = json.dumps(body).encode()
         try:
-            with urllib.request.urlopen(self.url(model, action), data, timeout=60) as answer:
+            with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -120,10 +125,10 @@ class Server:
 
 
 @contextmanager
-def triton_server(repository: Path, log: Path) -> Iterator[Server]:
-    """Ready when entered; ended with everything it has started."""
+def triton_server(repository: Path, log: Path, **options: str) -> Iterator[Server]:
+    """Ready when entered; ended with everything it has started. `options`: of the server."""
     require_triton()
-    server = start(repository, log)
+    server = start(repository, log, **options)
     started = server.descendants()
     try:
         yield server
@@ -141,10 +146,10 @@ def triton_server(repository: Path, log: Path) -> Iterator[Server]:
             process.kill()
 
 
-def start(repository: Path, log: Path) -> Server:
+def start(repository: Path, log: Path, **further: str) -> Server:
     ports = _free_ports(3)
     home = TRITON / "server" / "pytriton" / "tritonserver"
-    options = {
+    options: dict[str, object] = {
         "backend-directory": home / "backends",
         "model-repository": repository,
         "exit-timeout-secs": EXIT_TIMEOUT,
@@ -153,6 +158,7 @@ def start(repository: Path, log: Path) -> Server:
         "http-port": ports[0],
         "grpc-port": ports[1],
         "metrics-port": ports[2],
+        **{name.replace("_", "-"): value for name, value in further.items()},
     }
     environment = {
         **os.environ,

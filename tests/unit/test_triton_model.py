@@ -117,6 +117,19 @@ def test_the_health_of_the_engine_is_a_metric(
     assert psutil.Process().children() == []
 
 
+def test_a_model_whose_engine_is_given_up_asks_to_be_unloaded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, utils = load(write(tmp_path, max_restarts=0), monkeypatch)
+    model.initialize(ARGS)
+    (engine,) = psutil.Process().children()
+    engine.kill()
+    wait_until(lambda: utils.unloaded != [])
+    assert model.is_ready() is False
+    model.finalize()
+    assert utils.unloaded == ["m"]
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

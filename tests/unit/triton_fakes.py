@@ -134,7 +134,10 @@ def backend_utils() -> Any:
         outputs = {tensor.name(): tensor for tensor in output_tensors}
         return SimpleNamespace(outputs=outputs, error=error)
 
+    unloaded: list[str] = []
     return SimpleNamespace(
+        unloaded=unloaded,
+        unload_model=unloaded.append,
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL,
         InferenceResponse=inference_response,
         Logger=SimpleNamespace(log_error=lambda message: None),

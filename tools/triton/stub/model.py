@@ -21,7 +21,7 @@ from .supervisor import EngineFailedError, RefusedError, Status, Supervisor
 # Seconds between two looks for clients that are gone; at least this many for each open request,
 # since each look is a call to the server.
 _POLL_INTERVAL = 0.01
-_POLL_INTERVAL_EACH = 0.001
+_POLL_INTERVAL_EACH = 0.002
 _METRICS_INTERVAL = 1.0
 
 
@@ -40,6 +40,7 @@ class TritonPythonModel:
             "version": args["model_version"],
             "instance": args["model_instance_name"],
         }
+        self._name = args["model_name"]
         self._metrics = ServerMetrics(pb_utils, labels, definitions)
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="octavo-watch", daemon=True)
@@ -73,7 +74,7 @@ class TritonPythonModel:
 
     def _watch(self) -> None:
         """Looks for clients that are gone; publishes health at once, metrics once a second."""
-        published, due = None, 0.0
+        published, due, unloading = None, 0.0, False
         interval = _POLL_INTERVAL
         while not self._stopping.wait(interval):
             try:
@@ -83,9 +84,20 @@ class TritonPythonModel:
                 if health != published or time.monotonic() >= due:
                     published, due = health, time.monotonic() + _METRICS_INTERVAL
                     self._publish(status)
+                if status.given_up and not unloading:
+                    unloading = True
+                    # In a thread: the server finalizes the model, which waits for this one.
+                    threading.Thread(target=self._unload, name="octavo-unload", daemon=True).start()
             except Exception as error:
                 pb_utils.Logger.log_error(f"the model's watcher goes on after {error!r}")
             interval = max(_POLL_INTERVAL, _POLL_INTERVAL_EACH * self._supervisor.num_open)
+
+    def _unload(self) -> None:
+        """So that it is not ready: a server that is told which models to load allows it."""
+        try:
+            pb_utils.unload_model(self._name)
+        except Exception as error:
+            pb_utils.Logger.log_error(f"{self._name} has no engine and stays loaded ({error})")
 
     def _publish(self, status: Status) -> None:
         self._metrics.publish(

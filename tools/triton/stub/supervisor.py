@@ -37,9 +37,13 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Status:
-    """`complaint`: why the model is not healthy; `generation` counts the engines started."""
+    """`complaint`: why the model is not healthy; `generation` counts the engines started.
+
+    given_up  no engine will be started again
+    """
 
     complaint: str | None
+    given_up: bool
     generation: int
     snapshot: dict[str, Any] | None  # the newest metrics of the engine that runs
 
@@ -58,6 +62,7 @@ class Supervisor:
         self._complaint: str | None = None  # of the engine that runs, about itself
         self._snapshot: dict[str, Any] | None = None
         self._generation = 0
+        self._given_up = False
         self._deaths: collections.deque[float] = collections.deque()
         self._started: Future[list[dict[str, Any]]] = Future()
         self._closing = threading.Event()
@@ -113,7 +118,12 @@ class Supervisor:
     @property
     def status(self) -> Status:
         with self._lock:
-            return Status(self._trouble or self._complaint, self._generation, self._snapshot)
+            return Status(
+                complaint=self._trouble or self._complaint,
+                given_up=self._given_up,
+                generation=self._generation,
+                snapshot=self._snapshot,
+            )
 
     def stop(self) -> None:
         """Refuses requests, waits for the open ones for `drain_timeout`, then ends the engine."""
@@ -141,6 +151,7 @@ class Supervisor:
             if not self._started.done():
                 self._started.set_exception(EngineFailedError(cause))
             self._engine_ended(cause)
+            self._given_up = True
             with self._lock:
                 process = self._process
             if process is not None:
@@ -160,8 +171,10 @@ class Supervisor:
                 cause += f", the last of {len(self._deaths)} deaths: the model must be loaded again"
             _logger.error("%s", cause)
             self._engine_ended(cause)
-            if delay is None or self._closing.wait(delay):
+            if delay is None:
+                self._given_up = True
                 return
+            self._closing.wait(delay)
 
     def _run_engine(self) -> str:
         """How it ended, or what it died of."""
