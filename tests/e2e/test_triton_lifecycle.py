@@ -251,8 +251,8 @@ def test_an_engine_that_is_given_up_makes_its_model_not_ready_until_it_is_loaded
         (engine,) = explicit.engines("null")
         engine.kill()
         explicit.wait_until("a model that is not ready", lambda: not explicit.is_ready("null"))
-        status, _ = explicit.post("null", {}, "../../repository/models/null/load")
-        assert status == 200
+        status, text = explicit.load("null")
+        assert status == 200, text
         assert explicit.is_ready("null")
         answer = explicit.generate("null", input_ids=[1, 2], max_tokens=1, return_token_ids=True)
         assert len(json.loads(answer["token_ids"])) == 1
@@ -283,6 +283,21 @@ def test_sigterm_lets_an_open_stream_end_and_leaves_no_process(
         assert left == []
     ids = [one for piece in pieces for one in json.loads(piece.outputs["token_ids"][0])]
     assert ids == continuation(PROMPT, tokens)
+
+
+def test_a_killed_server_leaves_no_process(repository: Path, tmp_path: Path) -> None:
+    """Its shared memory stays, as with any model of the Python backend."""
+    memory = Path("/dev/shm")
+    before = set(memory.glob("triton_python_backend_shm_region_*"))
+    with triton_server(repository, tmp_path / "server.log") as killed:
+        started = killed.descendants()
+        assert len(started) == 6  # three instances: a stub and an engine each
+        killed.process.kill()
+        killed.process.wait()
+        _, left = psutil.wait_procs(started, timeout=20)
+        assert left == []
+    for region in set(memory.glob("triton_python_backend_shm_region_*")) - before:
+        region.unlink()
 
 
 def test_an_engine_that_cannot_be_loaded_is_named_in_the_log(

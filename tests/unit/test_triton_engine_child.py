@@ -19,6 +19,7 @@ import pytest
 
 from octavo.backends import null
 from octavo.backends.manifest import Limits
+from octavo.tools.triton.engine_child import parent_of
 from octavo.tools.triton.stub import frames
 from octavo.tools.triton.stub.responder import Responder
 from octavo.tools.triton.stub.settings import Settings
@@ -294,6 +295,12 @@ def test_the_engine_ends_with_a_stub_that_was_killed(engine: Path) -> None:
     wait_until(lambda: not child.is_running())
 
 
+def test_the_parent_of_a_process_is_read() -> None:
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE) as process:
+        assert parent_of(process.pid) == os.getpid()
+    assert parent_of(process.pid) is None
+
+
 def test_an_engine_that_fails_for_good_says_what_it_died_of(tmp_path: Path) -> None:
     """Its cache is damaged under it: steps fail until it counts as dead."""
     engine = null.write_engine(tmp_path / "null", vocab_size=VOCAB_SIZE, limits=LONG)
@@ -321,6 +328,7 @@ def test_an_engine_that_fails_for_good_says_what_it_died_of(tmp_path: Path) -> N
             "options": {"kv_cache_memory": "2MiB"},
             "max_open_requests": 9,
             "heartbeat_timeout": 60.0,
+            "server": None,
         }
         ours.sendall(frames.encode({"start": start}))
         said = []

@@ -24,6 +24,7 @@ ARGS = {"model_name": "m", "model_version": "1", "model_instance_name": "m_0_0"}
 def load(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Imports the model as the stub does, and gives it to the caller with its backend."""
     utils = backend_utils()
+    monkeypatch.setattr("os.getppid", lambda: None)  # these tests do not end with who runs them
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utils)
     monkeypatch.syspath_prepend(str(repository / "m"))
     for name in [name for name in sys.modules if name == "1" or name.startswith("1.")]:

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from octavo.tools.triton.stub import frames
 
 _REPORT_INTERVAL = 1.0  # seconds
 _SHUTDOWN_TIMEOUT = 5.0
+_SERVER_INTERVAL = 0.5
 
 # Of a request: key, tensors by name, [sentence, error code], whether it is the last.
 Outcome = tuple[int, dict[str, list[Any]], list[str] | None, bool]
@@ -65,6 +67,9 @@ async def serve(connection: socket.socket) -> int:
             await write_frame(writer, {"failed": _sentence(error)})
             return 1
         await write_frame(writer, {"ready": exposed_metrics()})
+        if start["server"] is not None:
+            stub = os.getppid()
+            threading.Thread(target=end_with, args=(start["server"], stub), daemon=True).start()
         cause = await EngineChild(llm, reader, writer).run()
         if cause is not None:
             await write_frame(writer, {"dying": cause})
@@ -75,6 +80,27 @@ async def serve(connection: socket.socket) -> int:
         timer.start()
         await llm.shutdown()
     return 0
+
+
+def end_with(server: int, stub: int) -> None:
+    """Ends the stub, and this process with it, once it is no child of `server` any more.
+
+    It cannot do so itself: in a call to a server that was killed it waits for ever, and it holds
+    the interpreter's lock there.
+    """
+    while parent_of(stub) == server:
+        time.sleep(_SERVER_INTERVAL)
+    if os.getppid() == stub:
+        os.kill(stub, signal.SIGKILL)
+
+
+def parent_of(process: int) -> int | None:
+    """None if there is no such process. Source: proc_pid_stat(5)."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[1])
 
 
 async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ Light to import: the server does so once more to look for a configuration.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ from .supervisor import EngineFailedError, RefusedError, Status, Supervisor
 _POLL_INTERVAL = 0.01
 _POLL_INTERVAL_EACH = 0.002
 _METRICS_INTERVAL = 1.0
+_WATCHER_TIMEOUT = 2.0  # for a call to a server that is gone, which never returns
 
 
 class TritonPythonModel:
@@ -31,7 +33,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Loads the engine; the model is ready when it is."""
         try:
-            self._supervisor = Supervisor(read_settings(Path(__file__).parent))
+            self._supervisor = Supervisor(read_settings(Path(__file__).parent), os.getppid())
             definitions = self._supervisor.start()
         except (SettingsError, EngineFailedError) as error:
             raise pb_utils.TritonModelException(str(error)) from None
@@ -69,8 +71,9 @@ class TritonPythonModel:
         """Lets the open requests end, then the engine."""
         self._supervisor.stop()
         self._stopping.set()
-        self._watcher.join()
-        self._metrics.close()
+        self._watcher.join(_WATCHER_TIMEOUT)
+        if not self._watcher.is_alive():
+            self._metrics.close()
 
     def _watch(self) -> None:
         """Looks for clients that are gone; publishes health at once, metrics once a second."""

@@ -49,10 +49,15 @@ class Status:
 
 
 class Supervisor:
-    """Thread-safe. Open requests never exceed `max_open_requests`, and nothing else is queued."""
+    """Thread-safe. Open requests never exceed `max_open_requests`, and nothing else is queued.
 
-    def __init__(self, settings: Settings) -> None:
+    server  number of the process that started this one, and without which both it and its engine
+            are to end; None for any
+    """
+
+    def __init__(self, settings: Settings, server: int | None = None) -> None:
         self._settings = settings
+        self._server = server
         self._lock = threading.Lock()
         self._send_lock = threading.Lock()
         self._keys = itertools.count()
@@ -192,6 +197,7 @@ class Supervisor:
             "options": settings.engine_options,
             "max_open_requests": settings.max_open_requests,
             "heartbeat_timeout": settings.heartbeat_timeout,
+            "server": self._server,
         }
         self._send(process, frames.encode({"start": start}))
         cause = None
