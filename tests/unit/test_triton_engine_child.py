@@ -245,6 +245,20 @@ def test_an_engine_that_cannot_be_loaded_says_why(tmp_path: Path, python: str) -
     supervisor.stop()
 
 
+def test_b03_files_of_another_version_are_told_apart(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "PROTOCOL", 0)
+    supervisor = Supervisor(settings(engine))
+    with pytest.raises(EngineFailedError) as caught:
+        supervisor.start()
+    assert str(caught.value) == (
+        f"the model's files speak protocol 0 and the Octavo of {sys.executable} speaks 1: "
+        "export the model again with that Octavo"
+    )
+    supervisor.stop()
+
+
 def test_an_unknown_option_of_the_engine_is_named(engine: Path) -> None:
     supervisor = Supervisor(Settings(str(engine), sys.executable, engine_options={"speed": 11}))
     with pytest.raises(EngineFailedError, match="speed"):
@@ -330,7 +344,7 @@ def test_an_engine_that_fails_for_good_says_what_it_died_of(tmp_path: Path) -> N
             "heartbeat_timeout": 60.0,
             "server": None,
         }
-        ours.sendall(frames.encode({"start": start}))
+        ours.sendall(frames.encode({"protocol": frames.PROTOCOL, "start": start}))
         said = []
         wanted = {**request(), "text": None, "token_ids": PROMPT}
         while (message := frames.read(stream)) is not None:

@@ -54,6 +54,7 @@ async def serve(connection: socket.socket) -> int:
             return 0
         start = message["start"]
         try:
+            _check_protocol(message.get("protocol"))
             read_manifest(Path(start["engine"]))  # an engine: a server builds none
             llm = AsyncLLM(
                 start["engine"],
@@ -223,6 +224,14 @@ class EngineChild:
         except OctavoError as error:
             return str(error)
         return None
+
+
+def _check_protocol(protocol: object) -> None:
+    if protocol != frames.PROTOCOL:
+        raise OctavoError(
+            f"the model's files speak protocol {protocol} and the Octavo of {sys.executable} "
+            f"speaks {frames.PROTOCOL}: export the model again with that Octavo"
+        )
 
 
 def _prefix(request: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Messages between the stub and its engine process: JSON objects, each after its length.
 
     stub                                       engine process
-    {"start": ...}                        ->
+    {"protocol": ..., "start": ...}       ->
                                           <-   {"ready": metric definitions} | {"failed": sentence}
     {"add": key, "request": ...}          ->
     {"cancel": key}                       ->
@@ -21,6 +21,8 @@ import json
 import struct
 from typing import Any, BinaryIO
 
+# What both sides must agree on; raised whenever a message changes.
+PROTOCOL = 1
 LENGTH = struct.Struct(">I")
 # Of one message. A prompt beyond it is refused, as no engine could take it.
 MOST_BYTES = 64 << 20

@@ -199,7 +199,7 @@ class Supervisor:
             "heartbeat_timeout": settings.heartbeat_timeout,
             "server": self._server,
         }
-        self._send(process, frames.encode({"start": start}))
+        self._send(process, frames.encode({"protocol": frames.PROTOCOL, "start": start}))
         cause = None
         while (message := process.read()) is not None:
             cause = self._obey(process, message) or cause
