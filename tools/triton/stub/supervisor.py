@@ -62,7 +62,7 @@ class Supervisor:
         self._send_lock = threading.Lock()
         self._keys = itertools.count()
         self._open: dict[int, Responder] = {}
-        self._process: EngineProcess | None = None
+        self._process: EngineProcess | None = None  # the newest one, be it dead
         self._trouble: str | None = "the engine is not started"  # why no engine takes requests
         self._complaint: str | None = None  # of the engine that runs, about itself
         self._snapshot: dict[str, Any] | None = None
@@ -93,9 +93,9 @@ class Supervisor:
                     f"{len(self._open)} requests are open, max_open_requests is {limit}: "
                     "try again later"
                 )
+            assert self._process is not None
             process, key = self._process, next(self._keys)
             self._open[key] = responder
-        assert process is not None
         frame = frames.encode({"add": key, "request": request})
         if len(frame) > frames.MOST_BYTES:
             self._take(key)
@@ -203,8 +203,6 @@ class Supervisor:
         cause = None
         while (message := process.read()) is not None:
             cause = self._obey(process, message) or cause
-        with self._lock:
-            self._process = None
         end = process.reap(_END_TIMEOUT if self._closing.is_set() else 1.0)
         return cause or end
 
