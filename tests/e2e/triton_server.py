@@ -114,6 +114,11 @@ class Server:
     def descendants(self) -> list[psutil.Process]:
         return list(psutil.Process(self.process.pid).children(recursive=True))
 
+    def shared_memory(self) -> set[Path]:
+        """What it shares with the processes of its models."""
+        maps = Path(f"/proc/{self.process.pid}/maps").read_text()
+        return set(map(Path, re.findall(r"/dev/shm/triton_python_backend\S+", maps)))
+
     def wait_until(self, condition: str, holds: Any, timeout: float = 30.0) -> None:
         end = time.monotonic() + timeout
         while not holds():
@@ -129,12 +134,12 @@ def triton_server(repository: Path, log: Path, **options: str) -> Iterator[Serve
     """Ready when entered; ended with everything it has started. `options`: of the server."""
     require_triton()
     server = start(repository, log, **options)
-    started = server.descendants()
+    started, regions = server.descendants(), server.shared_memory()
     try:
         yield server
     finally:
         if server.process.poll() is None:
-            started = server.descendants()
+            started, regions = server.descendants(), server.shared_memory()
             server.process.terminate()
             try:
                 server.process.wait(2 * EXIT_TIMEOUT)
@@ -144,6 +149,8 @@ def triton_server(repository: Path, log: Path, **options: str) -> Iterator[Serve
         _, alive = psutil.wait_procs(started, timeout=10)
         for process in alive:
             process.kill()
+        for region in regions:  # a server that does not end by itself leaves them
+            region.unlink(missing_ok=True)
 
 
 def start(repository: Path, log: Path, **further: str) -> Server:
