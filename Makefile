@@ -16,10 +16,11 @@ EXTRAS ?= cpu,build,serve,bench,dev
 GPU_VENV ?= .venv-gpu
 GPU_EXTRAS ?= cuda,tensorrt-rtx,build,serve,dev
 GPU_BUILDERS := triton tensorrt-rtx-cu13 tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs
+TRITON := build/triton
 KERNEL_SOURCES := $(shell find backends/kernels -type f -not -name '*.py*' -not -name '*.so')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test test-gpu run-on-gpu format lint type bench bench-peers clean
+.PHONY: help setup browser triton-server demo test test-gpu run-on-gpu format lint type bench bench-peers clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -33,7 +34,7 @@ demo: $(INSTALLED)  ## build SmolLM2-135M-Instruct and ask it a question
 
 # Tiny models on several threads spend their time waiting for one another.
 # Each worker builds the real model for itself, so more than a few do not pay.
-test: $(INSTALLED) browser  ## run the tests, WORKERS at once (ARGS="-k name" passes options to pytest)
+test: $(INSTALLED) browser triton-server  ## run the tests, WORKERS at once (ARGS="-k name" passes options to pytest)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 # What the tests of the web page drive. Where it cannot be had they are skipped.
@@ -42,6 +43,25 @@ browser:
 	  || { command -v apt-get > /dev/null && test "$$(id -u)" = 0 \
 	    && apt-get update -qq && apt-get install -y -qq chromium chromium-driver; } > /dev/null 2>&1 \
 	  || echo "Chromium and its driver cannot be had here: the tests of the web page are skipped" >&2
+
+triton-server: $(INSTALLED)  ## set up a Triton Inference Server for the tests, where one can be had
+	@test -e $(TRITON)/.ready || $(MAKE) --no-print-directory --silent $(TRITON)/.ready \
+	  || echo "Triton Inference Server cannot be had here: its tests are skipped" >&2
+
+# The server of one wheel, whose Python 3.8 to 3.13 takes no numpy 2. It starts the stub of the Python
+# that comes first on its PATH, and the stub needs that Python's shared library.
+$(TRITON)/.ready:
+	@test "$$(uname -sm)" = "Linux x86_64"
+	@rm -rf $(TRITON)
+	@$(BIN)/python -m venv $(TRITON)/venv
+	@$(TRITON)/venv/bin/python -c 'import os, sysconfig as s; os.stat(s.get_config_var("LIBDIR") \
+	  + "/" + s.get_config_var("INSTSONAME"))'
+	@$(TRITON)/venv/bin/python -m pip --disable-pip-version-check install --quiet 'numpy<2'
+	@$(PIP) install --quiet --no-deps --target $(TRITON)/server nvidia-pytriton==0.7.0
+	@version=$$($(TRITON)/venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	  cd $(TRITON)/server/pytriton/tritonserver; \
+	  install -m755 python_backend_stubs/$$version/triton_python_backend_stub backends/python/
+	@touch $@
 
 # Its own environment, since ONNX Runtime's builds for CPUs and for CUDA exclude each other.
 test-gpu:  ## on a CUDA machine: run tests/gpu and measure against the limits of the device

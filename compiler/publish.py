@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,16 +32,18 @@ class OutputBusyError(BuildError):
 
 
 @contextlib.contextmanager
-def staging_folder(output: Path) -> Iterator[Path]:
+def staging_folder(output: Path, require: Callable[[Path], None] | None = None) -> Iterator[Path]:
     """An empty folder beside `output`, on its disk, for the only build of it; removed at the end.
 
     Raises BuildError if `output` holds something that is no engine, OutputBusyError if another
     build of it runs. What a killed build of the same output left behind is removed first.
+
+    require  raises BuildError unless `output` may be written; by default `require_replaceable`
     """
     output = _absolute(output)
     with _exclusive(output):
         with _explained(output):
-            require_replaceable(output)
+            (require or require_replaceable)(output)
             _remove_leftovers(output)
             staging = _new_folder(output)
         try:
@@ -72,9 +74,9 @@ def publish_recorded(staging: Path, output: Path, manifest: Manifest) -> None:
     with _explained(output):
         text = json.dumps(manifest.model_dump(mode="json"), indent=2, allow_nan=False) + "\n"
         (staging / MANIFEST_NAME).write_text(text, encoding="utf-8")
-        _sync_tree(staging)
+        sync_tree(staging)
         require_replaceable(output)
-        _move_into_place(staging, output)
+        move_into_place(staging, output)
         _sync(output.parent)
 
 
@@ -227,8 +229,8 @@ def _records(staging: Path) -> tuple[FileRecord, ...]:
     )
 
 
-def _move_into_place(staging: Path, output: Path) -> None:
-    """Leaves an engine that was there in `staging`, which its owner removes."""
+def move_into_place(staging: Path, output: Path) -> None:
+    """Renames a folder; one that was there is left in `staging`, which its owner removes."""
     if not output.exists():
         staging.rename(output)
         return
@@ -271,7 +273,8 @@ def _files_of_engine(folder: Path) -> set[str] | None:
         return None
 
 
-def _sync_tree(folder: Path) -> None:
+def sync_tree(folder: Path) -> None:
+    """Waits until the disk has all of it."""
     for path in folder.rglob("*"):
         _sync(path)
     _sync(folder)

@@ -12,6 +12,7 @@ from octavo.tools.inspect_engine import inspect
 from octavo.tools.options import GroupedCommand
 from octavo.tools.server.command import serve
 from octavo.tools.train_drafter import train_drafter
+from octavo.tools.triton.command import export_triton
 from octavo.tools.verify import verify
 
 app = application("Runs and examines the engines that `build-engine` makes.")
@@ -23,6 +24,7 @@ app.command()(verify)
 app.command()(diff)
 app.command()(backends)
 app.command("train-drafter")(train_drafter)
+app.command("export-triton", cls=GroupedCommand)(export_triton)
 app.add_typer(bench, name="bench")
 
 
