@@ -52,6 +52,21 @@ class ServerProcess:
         (child,) = psutil.Process(self.pid).children()
         return int(child.pid)
 
+    def kill_engine(self) -> int:
+        """Kills the engine's process, once there is one, and returns its number when it is gone."""
+        children: list[psutil.Process] = []
+        end = time.monotonic() + _PATIENCE
+        while not children:
+            assert time.monotonic() < end, "there is no engine"
+            time.sleep(0.01)
+            children = psutil.Process(self.pid).children()
+        (child,) = children
+        child.kill()
+        while child.is_running():
+            assert time.monotonic() < end, "the engine is still there"
+            time.sleep(0.01)
+        return int(child.pid)
+
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of an answer."""
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -131,8 +130,7 @@ def test_a_drain_that_is_over_ends_streams_with_an_error(engine: Path, by: str) 
 
 def test_an_engine_that_is_killed_is_told_and_replaced(server: ServerProcess) -> None:
     stream = Stream(server)
-    old = server.engine_pid
-    os.kill(old, signal.SIGKILL)
+    old = server.kill_engine()
     *events, last = stream.end()
     assert "was killed by signal 9" in last["error"]["message"]
     assert last["error"]["code"] == "service_unavailable"
@@ -145,25 +143,23 @@ def test_an_engine_that_is_killed_is_told_and_replaced(server: ServerProcess) ->
 
 
 def test_ready_tells_the_truth_while_the_engine_is_replaced(server: ServerProcess) -> None:
-    old = server.engine_pid
-    os.kill(old, signal.SIGKILL)
-    answers = []
+    old = server.kill_engine()
+    answers: list[tuple[int, str]] = []
 
-    def ready_again() -> bool:
+    def not_ready() -> bool:
         answers.append(server.get("/ready"))
-        return answers[-1][0] == 200 and len(answers) > 1 and answers[-2][0] == 503
+        return answers[-1][0] == 503
 
-    until(ready_again)
-    told = json.loads(answers[-2][1])["error"]
-    assert f"engine process {old} was killed by signal 9" in told["message"]
+    until(not_ready)
+    told = json.loads(answers[-1][1])["error"]["message"]
+    assert f"engine process {old} was killed by signal 9" in told
+    server.wait_until_ready()
 
 
 def test_an_engine_that_dies_too_often_asks_for_a_restart(server: ServerProcess) -> None:
     for _ in range(6):
-        until(lambda: bool(psutil.Process(server.pid).children()))
-        os.kill(server.engine_pid, signal.SIGKILL)
-        until(lambda: server.get("/ready")[0] == 503 or server.get("/health")[0] == 503)
-        until(lambda: server.get("/ready")[0] == 200 or server.get("/health")[0] == 503)
+        server.kill_engine()
+    until(lambda: server.get("/health")[0] == 503)
     status, body = server.get("/health")
     assert status == 503
     assert "restart the server" in json.loads(body)["error"]["message"]

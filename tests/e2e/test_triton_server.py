@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from octavo.runtime import LLM, SamplingParams
 from tests.e2e import triton_grpc as grpc
 from tests.e2e.conftest import Engines
 from tests.e2e.triton_server import Server, export, require_triton, triton_server
+from tests.server_process import serving
 from tests.unit.word_bundles import continuation, words, write_word_engine
 
 PROMPT = [3, 14, 15]
@@ -31,6 +33,13 @@ def server(
     export(smollm2_engines["int8"], repository, "--name", "smollm2", "--link")
     with triton_server(repository, folder / "server.log") as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def http(smollm2_engines: Engines) -> Iterator[str]:
+    """The url of `octavo serve` for the same engine."""
+    with serving(smollm2_engines["int8"], *SMALL_CACHE) as process:
+        yield process.url
 
 
 def test_every_model_is_ready(server: Server) -> None:
@@ -226,8 +235,8 @@ def test_r01_d01_a_stream_never_breaks_a_character(
     ],
     ids=["greedy", "top-p", "top-k"],
 )
-def test_the_tokens_are_those_of_the_python_api(
-    server: Server, smollm2_engines: Engines, params: dict[str, Any]
+def test_python_http_and_triton_give_the_same_tokens(
+    server: Server, http: str, smollm2_engines: Engines, params: dict[str, Any]
 ) -> None:
     prompts = ["The capital of France is", "Once upon a time"]
     with LLM(smollm2_engines["int8"]) as llm:
@@ -240,6 +249,11 @@ def test_the_tokens_are_those_of_the_python_api(
         answer = server.generate("smollm2", **request)
         assert json.loads(answer["token_ids"]) == output.outputs[0].token_ids
         assert answer["text_output"] == prompt + output.text
+        body = {"model": "int8", "prompt": prompt, "max_tokens": 24, "return_token_ids": True}
+        completion = httpx2.post(f"{http}/v1/completions", json=body | params, timeout=60).json()
+        (choice,) = completion["choices"]
+        assert choice["token_ids"] == output.outputs[0].token_ids
+        assert choice["text"] == output.text
 
 
 BAD_REQUESTS = {

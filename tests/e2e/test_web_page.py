@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import tokenizers
 from selenium import webdriver
@@ -245,8 +242,7 @@ def test_a_dead_engine_is_shown_until_another_one_lives(browser: Browser, engine
     with page(browser, engine) as server:
         # The first one is replaced at once, later ones after a while: long enough to be seen.
         for _ in range(4):
-            browser.until(lambda: psutil.Process(server.pid).children())
-            os.kill(server.engine_pid, signal.SIGKILL)
+            server.kill_engine()
         browser.until(lambda: "was killed by signal 9" in browser.text("#state")[0])
         browser.until(lambda: browser.text("#state") == ["ready"])
         browser.settings(temperature=0, max_tokens=3)
