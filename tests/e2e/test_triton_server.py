@@ -38,7 +38,7 @@ def server(
 @pytest.fixture(scope="module")
 def http(smollm2_engines: Engines) -> Iterator[str]:
     """The url of `octavo serve` for the same engine."""
-    with serving(smollm2_engines["int8"], *SMALL_CACHE) as process:
+    with serving(smollm2_engines["int8"], "--kv-cache-memory=64MiB") as process:
         yield process.url
 
 
