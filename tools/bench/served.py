@@ -25,9 +25,7 @@ from octavo.tools.bench.load.report import LoadResult, summary
 NUM_STREAMS = 32
 OUTPUT_LEN = 128
 INPUT_LEN = 32
-# Of the overload: requests that may wait beside those that run, and how long it lasts.
-NUM_WAITING = 8
-OVERLOAD_SECONDS = 40
+NUM_WAITING = 8  # in the overload, beside those that run
 SETTLE_SECONDS = 0.2
 
 
@@ -35,6 +33,9 @@ SETTLE_SECONDS = 0.2
 def served(
     engine: Annotated[Path, typer.Argument(help="Folder of the engine.")],
     rounds: Annotated[int, typer.Option(min=1, help="Of the server and the bare engine.")] = 3,
+    overload_seconds: Annotated[
+        float, typer.Option(help="For which requests come twice as fast as they are answered.")
+    ] = 40.0,
     output: Annotated[Path | None, typer.Option(help="Also write the JSON to this file.")] = None,
 ) -> None:
     """What the server leaves of the engine's speed, and what twice too much load does to it."""
@@ -45,7 +46,10 @@ def served(
         input_len=INPUT_LEN,
         output_len=OUTPUT_LEN,
     )
-    report = {"streams": _streams(engine, streams, rounds), "overload": _overload(engine, streams)}
+    report = {
+        "streams": _streams(engine, streams, rounds),
+        "overload": _overload(engine, streams, overload_seconds),
+    }
     console.print_json(report)
     if output is not None:
         output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
@@ -73,7 +77,7 @@ def _streams(engine: Path, plan: LoadPlan, rounds: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _overload(engine: Path, plan: LoadPlan) -> dict[str, Any]:
+def _overload(engine: Path, plan: LoadPlan, seconds: float) -> dict[str, Any]:
     """The same server with as many streams as it runs at once, and with twice what it can do."""
     plan = replace(plan, concurrency=None, output_len=OUTPUT_LEN // 2)
     options = (f"--max-num-seqs={NUM_STREAMS}", f"--max-open-requests={NUM_STREAMS + NUM_WAITING}")
@@ -81,7 +85,7 @@ def _overload(engine: Path, plan: LoadPlan) -> dict[str, Any]:
         plan = replace(plan, url=url)
         full = _load(replace(plan, concurrency=NUM_STREAMS, num_requests=4 * NUM_STREAMS))
         rate = 2 * full.output_throughput / plan.output_len
-        count = max(1, round(rate * OVERLOAD_SECONDS))
+        count = max(1, round(rate * seconds))
         twice = _load(replace(plan, request_rate=rate, num_requests=count, seed=1))
     return {"full": _figures(full), "requests_per_s": rate, "twice": _figures(twice)}
 
@@ -133,14 +137,15 @@ def _server(engine: Path, *options: str) -> Iterator[str]:
 async def _ready(url: str) -> None:
     import aiohttp
 
-    if not url:
-        raise OctavoError("the server did not start: run `octavo serve` to see why")
-    async with aiohttp.ClientSession() as session:
-        while True:
-            async with session.get(f"{url}/ready") as answer:
-                if answer.status == 200:
-                    return
-            await asyncio.sleep(SETTLE_SECONDS)
+    try:
+        async with aiohttp.ClientSession() as session:
+            while True:
+                async with session.get(f"{url}/ready") as answer:
+                    if answer.status == 200:
+                        return
+                await asyncio.sleep(SETTLE_SECONDS)
+    except aiohttp.ClientError:
+        raise OctavoError("the server did not start: what it says is above") from None
 
 
 def main() -> None:
