@@ -31,11 +31,11 @@ const SHOWN = [
   ["Generated", rate("generation_tokens_total"), number(0, " tok/s")],
   ["Prompts", rate("prompt_tokens_total"), number(0, " tok/s")],
   ["First token", mean("time_to_first_token_seconds"), number(0, " ms")],
-  ["Between tokens", mean("inter_token_latency_seconds"), number(1, " ms")],
+  ["A token after it", mean("inter_token_latency_seconds"), number(1, " ms")],
   ["Cache in use", (now) => 100 * now.kv_cache_usage_perc, number(1, " %")],
   ["Prefix hits", share("prefix_cache_hits_total", "prefix_cache_queries_total"), number(0, " %")],
   [
-    "Drafts accepted",
+    "Drafts kept",
     share("spec_decode_num_accepted_tokens_total", "spec_decode_num_draft_tokens_total"),
     number(0, " %"),
   ],
