@@ -74,10 +74,16 @@ def serve(
         ),
     ] = None,
     ssl_keyfile: Annotated[
-        Path | None, typer.Option(help="Key of the certificate.", rich_help_panel=SECURITY)
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="Key of the certificate.", rich_help_panel=SECURITY
+        ),
     ] = None,
     ssl_certfile: Annotated[
-        Path | None, typer.Option(help="Certificate, for HTTPS.", rich_help_panel=SECURITY)
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="Certificate, for HTTPS.", rich_help_panel=SECURITY
+        ),
     ] = None,
     max_open_requests: Annotated[
         int,

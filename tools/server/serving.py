@@ -36,6 +36,7 @@ def run(service: Service, host: str, port: int, *, log_level: str = "info", **op
     engine from loading.
     """
     log_config = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
+    log_config["handlers"]["access"]["stream"] = "ext://sys.stderr"
     log_config["loggers"]["octavo"] = {"handlers": ["default"], "level": log_level.upper()}
     config = uvicorn.Config(
         make_application(service),
