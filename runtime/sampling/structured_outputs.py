@@ -15,8 +15,8 @@ from octavo.runtime.sampling import parameter_checks as checks
 # Longer ones would keep every other request waiting while they are compiled.
 MAX_LENGTH = 1 << 16
 # llguidance follows rules and references by recursion: a longer chain could overflow its stack.
-MAX_GRAMMAR_MARKS = 1500
-MAX_REFERRING_PARTS = 1500
+MAX_GRAMMAR_MARKS = 700
+MAX_REFERRING_PARTS = 700
 # Each multiplies the states of the automaton.
 MAX_INTERSECTIONS = 4
 # It counts remainders by states of an automaton.
