@@ -174,7 +174,7 @@ def _serve_operations(app: FastAPI, service: Service, http_metrics: HttpMetrics)
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Metrics of the engine and of the server in Prometheus' text format."""
-        assert service.manifest  # there is nothing to measure before
+        service.check_loaded()
         snapshot = await service.llm.metrics()
         engine_metrics = SnapshotCollector(lambda: snapshot, labels).exposition()
         return Response(engine_metrics + http_metrics.exposition(), media_type=CONTENT_TYPE)

@@ -69,13 +69,18 @@ class Service:
     @property
     def manifest(self) -> Manifest:
         """ApiError while the engine is loading."""
+        self.check_loaded()
+        assert self._manifest is not None
+        return self._manifest
+
+    def check_loaded(self) -> None:
+        """ApiError while the engine is loading."""
         if self._manifest is None:
             raise unavailable("the engine is still loading: try again later")
-        return self._manifest
 
     def check_available(self) -> None:
         """ApiError unless requests are taken. An engine that is started again takes them."""
-        assert self.manifest
+        self.check_loaded()
         if self.state == "draining":
             raise unavailable("the server is shutting down: send the request to another one")
 
