@@ -64,14 +64,9 @@ class OpenAIProtocol:
     def count(self, event: bytes, num_before: int) -> int:
         if event == b"[DONE]":
             return num_before
-        if event.startswith(b'{"error"') or not event.endswith(b"}"):
-            raise StreamError(_message(event))
         if self._plan.count_chunks:
-            return num_before + 1
-        found = _TOKENS_UP_TO_NOW.search(event)
-        if found is None:
-            raise StreamError("a chunk does not count its tokens: use --count-chunks")
-        return int(found[1])
+            return num_before + _tokens(event, None)
+        return _tokens(event, _TOKENS_UP_TO_NOW)
 
     def is_last(self, event: bytes) -> bool:
         return event == b"[DONE]"
@@ -102,14 +97,8 @@ class TritonProtocol:
         return json.dumps(request).encode()
 
     def count(self, event: bytes, num_before: int) -> int:
-        if event.startswith(b'{"error"') or not event.endswith(b"}"):
-            raise StreamError(_message(event))
-        if self._plan.count_chunks:
-            return num_before + 1
-        found = _TOKENS_OF_RESPONSE.search(event)
-        if found is None:
-            raise StreamError("a response does not count its tokens: use --count-chunks")
-        return num_before + int(found[1])
+        counted = None if self._plan.count_chunks else _TOKENS_OF_RESPONSE
+        return num_before + _tokens(event, counted)
 
     def is_last(self, event: bytes) -> bool:
         return False  # the connection's end says it
@@ -117,6 +106,18 @@ class TritonProtocol:
 
 def make_protocol(plan: LoadPlan, model: str) -> ServerProtocol:
     return (OpenAIProtocol if plan.protocol == "openai" else TritonProtocol)(plan, model)
+
+
+def _tokens(event: bytes, counted: re.Pattern[bytes] | None) -> int:
+    """What an event says of its tokens; None: it is one. StreamError for an error."""
+    if event.startswith(b'{"error"') or not event.endswith(b"}"):
+        raise StreamError(_message(event))
+    if counted is None:
+        return 1
+    found = counted.search(event)
+    if found is None:
+        raise StreamError("the server does not count its tokens: use --count-chunks")
+    return int(found[1])
 
 
 def _message(event: bytes) -> str:
