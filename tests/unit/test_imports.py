@@ -143,6 +143,15 @@ def test_importing_the_runtime_loads_nothing_heavy() -> None:
     assert run(code) == "[]\n"
 
 
+def test_the_server_needs_neither_torch_nor_transformers() -> None:
+    heavy = "{'torch', 'transformers', 'onnx'}"
+    code = (
+        "import sys, octavo.tools.main, octavo.tools.server.serving\n"
+        f"print(sorted({heavy} & set(sys.modules)))"
+    )
+    assert run(code) == "[]\n"
+
+
 def test_serving_a_null_engine_loads_neither_torch_nor_transformers(null_engine: Path) -> None:
     code = f"""
 import sys
