@@ -107,7 +107,8 @@ def _load(plan: LoadPlan) -> LoadResult:
 
 def _bare(engine: Path, plan: LoadPlan) -> float:
     """In a process of its own, as the server's engine is."""
-    command = [sys.executable, "-m", __name__, str(engine), json.dumps(prompts(plan))]
+    texts = json.dumps(prompts(plan)[-plan.num_requests - 1 :])
+    command = [sys.executable, "-m", __name__, str(engine), texts]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise OctavoError(f"the bare engine failed: {done.stderr.strip()[-200:]}")
@@ -149,7 +150,7 @@ async def _ready(url: str) -> None:
 
 
 def main() -> None:
-    """The bare engine: prints the seconds that all prompts take together."""
+    """The bare engine: prints the seconds that all prompts but the first, the warm-up, take."""
     import time
 
     from octavo.runtime import LLM, SamplingParams
@@ -160,7 +161,7 @@ def main() -> None:
     with LLM(engine) as llm:
         llm.generate([warmup], params)
         start = time.perf_counter()
-        llm.generate(measured[1:], params)
+        llm.generate(measured, params)
         print(time.perf_counter() - start)
 
 
