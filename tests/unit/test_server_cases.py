@@ -21,6 +21,12 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_word_engine(tmp_path_factory.mktemp("engines") / "words", chat_template=template)
 
 
+@pytest.fixture(scope="module")
+def bundle_of_long_answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    limits = LIMITS.model_copy(update={"max_model_len": 4096})
+    return write_word_engine(tmp_path_factory.mktemp("engines") / "long", limits=limits)
+
+
 async def lives(server: Server) -> None:
     """The engine answers as ever, and nothing of what came before is left in it."""
     answer = await server.complete("w5", max_tokens=2)
@@ -200,7 +206,7 @@ def test_a15_an_output_that_is_cut_says_so(bundle: Path) -> None:
                 chunks = await answer("w1", max_tokens=3, stream=True)
                 reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
                 assert reasons[-1] == "length"
-                assert set(reasons[:-1]) == {None}
+                assert set(reasons[:-1]) <= {None}  # tokens that came together share a chunk
 
     run(test())
 
@@ -240,16 +246,19 @@ def test_a17_the_first_delta_has_the_role(bundle: Path) -> None:
 @pytest.mark.parametrize("num_parts", [0, 1, 5])
 @pytest.mark.parametrize("options", [{}, {"logprobs": 5}, {"n": 3}, {"echo": True, "logprobs": 2}])
 def test_a18_leaving_frees_the_request(
-    bundle: Path, options: dict[str, Any], num_parts: int
+    bundle_of_long_answers: Path, options: dict[str, Any], num_parts: int
 ) -> None:
+    # A client that waits for its turn among other processes still leaves before the end.
+    body = {"max_tokens": 4000, **options}
+
     async def test() -> None:
-        async with serving(bundle) as server:
+        async with serving(bundle_of_long_answers, llm={"num_kv_blocks": 800}) as server:
             parts = await server.open_then_leave(
-                COMPLETIONS, num_parts, prompt="w1 w2", max_tokens=250, stream=True, **options
+                COMPLETIONS, num_parts, prompt="w1 w2", stream=True, **body
             )
             assert not any(b"[DONE]" in part for part in parts)
             await lives(server)
-            await server.open_then_leave(COMPLETIONS, 0, prompt="w1", max_tokens=250, **options)
+            await server.open_then_leave(COMPLETIONS, 0, prompt="w1", **body)
             await lives(server)
 
     run(test())

@@ -62,8 +62,8 @@ def make_application(service: Service) -> FastAPI:
     """
     options = service.options
     rate = None if options.rate_limit is None else RateLimit(options.rate_limit)
-    # Its pages of documentation load scripts from elsewhere.
     metrics = HttpMetrics()
+    # FastAPI's pages of documentation load scripts from elsewhere.
     app = FastAPI(title="Octavo", docs_url=None, redoc_url=None, responses=_ERRORS)
     _handle_errors(app)
     _serve_completions(app, service)
@@ -148,7 +148,7 @@ def _serve_information(app: FastAPI, service: Service) -> None:
     @app.post("/detokenize")
     async def detokenize(request: DetokenizeRequest) -> Detokenization:
         """The text of token ids, special tokens included."""
-        return information.detokenize(service, request)
+        return await information.detokenize(service, request)
 
     @app.get("/info")
     async def info() -> Info:

@@ -70,11 +70,9 @@ async def _read(service: Service, request: ChatRequest) -> _Call:
         )
     rules = output_rules(service, request)
     # By default an answer may fill the context.
-    most = (
-        request.max_tokens
-        if request.max_completion_tokens is None
-        else (request.max_completion_tokens)
-    )
+    most = request.max_completion_tokens
+    if most is None:
+        most = request.max_tokens
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     params = sampling.sampling_params(
         request, max_tokens=most, logprobs=logprobs, **rules.sampling_options

@@ -73,7 +73,7 @@ async def _read(service: Service, request: CompletionRequest) -> _Call:
         request,
         prompts,
         params,
-        echo=_echo(service, prompts) if request.echo else None,
+        echo=await _echo(service, prompts) if request.echo else None,
         head={**service.head("cmpl"), "object": "text_completion"},
     )
 
@@ -95,11 +95,11 @@ async def _prompts(service: Service, request: CompletionRequest) -> list[dict[st
     return prompts
 
 
-def _echo(service: Service, prompts: list[dict[str, Any]]) -> list[str]:
+async def _echo(service: Service, prompts: list[dict[str, Any]]) -> list[str]:
     return [
         prompt["prompt"]
         if "prompt" in prompt
-        else service.tokenizer.decode(prompt["prompt_token_ids"])
+        else await service.decode(prompt["prompt_token_ids"], skip_special_tokens=True)
         for prompt in prompts
     ]
 

@@ -131,7 +131,9 @@ def _address(scope: Scope) -> str:
 
 def _too_large(size: int, most: int) -> ApiError:
     return ApiError(
-        413, f"the request's body has {size} bytes or more, the server reads at most {most}"
+        413,
+        f"the request's body has {size} bytes or more, the server reads at most {most}: send a "
+        "shorter one, or start the server with a larger --max-body-size",
     )
 
 

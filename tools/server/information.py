@@ -46,16 +46,15 @@ async def tokenize(service: Service, request: TokenizeRequest) -> Tokenization:
         tokens = await service.encode(
             request.prompt or "", add_special_tokens=request.add_special_tokens
         )
-    texts = [service.tokenizer.token_text(token) for token in tokens]
     return {
         "count": len(tokens),
         "max_model_len": max_model_len,
         "tokens": tokens,
-        "token_strs": texts if request.return_token_strs else None,
+        "token_strs": await service.token_texts(tokens) if request.return_token_strs else None,
     }
 
 
-def detokenize(service: Service, request: DetokenizeRequest) -> Detokenization:
+async def detokenize(service: Service, request: DetokenizeRequest) -> Detokenization:
     service.check_model(request.model)
     vocab_size = service.manifest.spec.vocab_size
     for token in request.tokens:
@@ -64,7 +63,7 @@ def detokenize(service: Service, request: DetokenizeRequest) -> Detokenization:
                 f"the token id {token} lies outside the vocabulary of {vocab_size}: give ids below "
                 "that"
             )
-    return {"prompt": service.tokenizer.decode(request.tokens, skip_special_tokens=False)}
+    return {"prompt": await service.decode(request.tokens, skip_special_tokens=False)}
 
 
 def info(service: Service) -> Info:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _Value = TypeVar("_Value")
 State = Literal["loading", "ready", "draining"]
 
-# Texts longer than this are read in a thread: the streams of others go on meanwhile.
+# More characters or tokens than this are read in a thread: the streams of others go on meanwhile.
 _LONG_TEXT = 4096
 # Arguments of a chat template that have a field of their own in a request.
 _TEMPLATE_FIELDS = frozenset(
@@ -138,6 +138,17 @@ class Service:
             self.tokenizer.encode, text, add_special_tokens=add_special_tokens
         )
         return await _off_the_loop(encode, len(text))
+
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        decode = functools.partial(
+            self.tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens
+        )
+        return await _off_the_loop(decode, len(token_ids))
+
+    async def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """See `Tokenizer.token_text`."""
+        text_of = self.tokenizer.token_text
+        return await _off_the_loop(lambda: [text_of(token) for token in token_ids], len(token_ids))
 
     async def chat_prompt(
         self,
