@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from octavo.backends import null
+from octavo.runtime.text.tokenizer import Tokenizer as Octavo
 from tests.unit.server_harness import Server, run, serving
 from tests.unit.word_bundles import LIMITS, VOCAB_SIZE, write_word_engine
 
@@ -166,5 +168,40 @@ def test_tokens_are_told_both_ways(tmp_path: Path) -> None:
             status, error = await server.refusal("/detokenize", tokens=[VOCAB_SIZE])
             assert status == 400
             assert f"the token id {VOCAB_SIZE} lies outside" in error["message"]
+
+    run(test())
+
+
+def test_long_texts_are_read_beside_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The streams of others are written by the loop's thread: it does not wait for a text."""
+    engine = write_word_engine(tmp_path / "words")
+    threads: dict[str, set[int]] = {}
+    for name in ("encode", "decode", "token_text"):
+        original = getattr(Octavo, name)
+
+        def watched(
+            self: Octavo, *args: Any, _name: str = name, _do: Any = original, **options: Any
+        ) -> Any:
+            threads.setdefault(_name, set()).add(threading.get_ident())
+            return _do(self, *args, **options)
+
+        monkeypatch.setattr(Octavo, name, watched)
+
+    async def test() -> None:
+        async with serving(engine) as server:
+            ids = [5, 6] * 2500
+            text = " ".join(["w5 w6"] * 2500)
+            body = {"prompt": text, "return_token_strs": True}
+            answer = (await server.post("/tokenize", **body)).json()
+            assert (answer["tokens"], answer["token_strs"]) == (ids, [" w5", " w6"] * 2500)
+            answer = (await server.post("/detokenize", tokens=ids)).json()
+            assert answer == {"prompt": text}
+            # Its text is made before the engine finds it too long.
+            refused = await server.refusal("/v1/completions", prompt=ids, echo=True)
+            assert refused[0] == 400
+        assert threads.keys() == {"encode", "decode", "token_text"}
+        assert not any(threading.get_ident() in found for found in threads.values())
 
     run(test())
